@@ -1,0 +1,189 @@
+"""Softmax attention with an optional decay of each key with the gates after it: attention, sliding windows, ALiBi, FoX."""
+
+import torch
+from torch import Tensor
+
+from .. import checks, dispatch
+from ..packs import locate, longest_sequence, repack, unpack
+from ..register import TorchOp
+from . import eager, reference
+from .cache import AttentionState, DecayAttentionState, State, append_, extend, slot_positions
+
+BACKENDS = {"torch": eager, "reference": reference}
+DEFAULT_CHUNK_SIZE = 128
+__all__ = ["AttentionState", "DecayAttentionState", "attention"]
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    initial_state: State | None = None,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
+    mode: str = "auto",
+    backend: str = "auto",
+    chunk_size: int | None = None,
+    donate: bool = False,
+) -> tuple[Tensor, State]:
+    """Causal softmax attention, its cache the state; with `log_decay` forgetting attention.
+
+        o_i = sum_{j <= i} softmax_j(scale * q_i . k_j + log_decay_{j+1} + ... + log_decay_i) v_j
+
+    Args:
+        q: [B, T, H, K].
+        k: [B, T, G, K] with H a multiple of G: query head h reads key head h // (H // G).
+        v: [B, T, G, V].
+        log_decay: [B, T, H], in [-inf, 0]; the gate of a key itself has no part in its weight.
+        scale: of the scores; K ** -0.5 by default.
+        window: a query sees at most this many keys, itself among them; no limit by default.
+        initial_state: the cache so far, an AttentionState (DecayAttentionState with `log_decay`); rows may hold different
+            numbers of tokens. Empty by default.
+        cu_seqlens: a pack: B = 1 and sequence n is the tokens cu_seqlens[n] to cu_seqlens[n + 1] - 1; states have batch N;
+            tokens outside every sequence give 0.
+        max_seqlen: a bound on the longest sequence of the pack, known to the host: rows of that size are made.
+        mode: "parallel" (all queries at once: memory T^2), "chunked" (blocks of queries), "recurrent" (query by query), or
+            "auto". All have the same gradient.
+        backend: "torch", "reference", or "auto".
+        chunk_size: queries a block in the chunked mode.
+        donate: T = 1 without a pack: write the token into `initial_state`, which is consumed, at no copy of the cache.
+
+    Returns:
+        (o, state): [B, T, H, V] in v's dtype, and the cache with T more slots (at most `window`). A query that sees no key
+        gives 0. The cache keeps its dtype; a new one has k's.
+
+    Raises:
+        ValueError: a shape, mode or backend is not as above, or a cache given to `donate` is full.
+        TypeError: a dtype, or the kind of state, is not as above.
+
+    Source: forgetting attention, Lin et al. 2025, arXiv:2503.02130.
+    """
+    check(q, k, v, log_decay, window, initial_state, cu_seqlens)
+    checks.check_mode("attention", mode)
+    checks.check_chunk_size("attention", chunk_size)
+    q, k, v = checks.autocast(q, k, v)
+    scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
+    name = dispatch.pick("attention", backend, BACKENDS)
+    batch, length = q.shape[:2]
+    if donate:
+        return _decode(q, k, v, log_decay, scale, window or 0, initial_state, cu_seqlens, name)
+    tokens = None
+    added = torch.full((batch,), length, device=q.device)
+    if cu_seqlens is not None:
+        tokens = locate(cu_seqlens, length)
+        longest = longest_sequence(cu_seqlens, max_seqlen, length)
+        q, k, v = (unpack(x, cu_seqlens, longest) for x in (q, k, v))
+        log_decay = None if log_decay is None else unpack(log_decay, cu_seqlens, longest)
+        added = (cu_seqlens[1:] - cu_seqlens[:-1]).long()
+    state = empty_state(q, k, v, log_decay) if initial_state is None else initial_state
+    new = torch.arange(q.shape[1], device=q.device)
+    position = torch.where(new < added[:, None], state.length[:, None] + new, -1)
+    keys, values, key_position, bias = k, v, position, None
+    if state.k.shape[1]:
+        keys, values = torch.cat([state.k.to(k.dtype), k], 1), torch.cat([state.v.to(v.dtype), v], 1)
+        cached = slot_positions(state.length, state.k.shape[1], window or 0)
+        key_position = torch.cat([cached, position], 1)
+        if isinstance(state, DecayAttentionState):
+            bias = torch.cat([state.bias, state.bias.new_zeros(k.shape[0], k.shape[1], q.shape[2])], 1)
+    if mode == "auto":
+        mode = "parallel" if q.shape[1] <= 2 * DEFAULT_CHUNK_SIZE else "chunked"
+    block = {"parallel": max(q.shape[1], 1), "chunked": chunk_size or DEFAULT_CHUNK_SIZE, "recurrent": 1}[
+        mode
+    ]
+    out = _run(name, q, keys, values, log_decay, bias, position, key_position, scale, window or 0, block)
+    return (
+        out if tokens is None else repack(out, tokens),
+        extend(state, k, v, added, log_decay, window or 0),
+    )
+
+
+def _run(name: str, *args) -> Tensor:  # type: ignore[no-untyped-def]
+    return reference.forward(*args)[0] if name == "reference" else _op(*args, name)[0]
+
+
+def _decode(q, k, v, log_decay, scale, window, state, cu_seqlens, name):  # type: ignore[no-untyped-def]
+    if q.shape[1] != 1 or cu_seqlens is not None or state is None:
+        raise ValueError("attention: donate=True takes one token (T = 1), a state and no pack.")
+    position = state.length.clone()[:, None]
+    state = append_(state, k, v, log_decay, window)
+    cached = slot_positions(state.length, state.k.shape[1], window)
+    bias = state.bias if isinstance(state, DecayAttentionState) else None
+    keys, values = state.k.to(q.dtype), state.v.to(v.dtype)
+    return _run(name, q, keys, values, None, bias, position, cached, scale, window, 1), state
+
+
+def empty_state(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> State:
+    batch = k.shape[0]
+    length = torch.zeros(batch, dtype=torch.long, device=k.device)
+    state = AttentionState(k.new_zeros(batch, 0, *k.shape[2:]), v.new_zeros(batch, 0, *v.shape[2:]), length)
+    if log_decay is None:
+        return state
+    dtype = checks.state_dtype(log_decay.dtype)
+    return DecayAttentionState(*state, k.new_zeros(batch, 0, q.shape[2], dtype=dtype))
+
+
+def check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    window: int | None,
+    state: State | None,
+    cu_seqlens: Tensor | None,
+) -> None:
+    op = "attention"
+    batch, length, groups, width = checks.check_heads(op, q, k, v)
+    if log_decay is not None:
+        checks.check_float(op, "log_decay", log_decay)
+        checks.check_shape(op, "log_decay", log_decay, (batch, length, q.shape[2]), "B, T, H")
+    if window is not None and window < 1:
+        raise ValueError(f"{op}: expected window to be at least 1, got {window}.")
+    checks.check_cu_seqlens(op, cu_seqlens, batch)
+    if state is None:
+        return
+    kind = AttentionState if log_decay is None else DecayAttentionState
+    if not isinstance(state, kind):
+        raise TypeError(
+            f"{op}: expected initial_state to be of type {kind.__name__}, got {type(state).__name__}."
+        )
+    rows, letter = (batch, "B") if cu_seqlens is None else (cu_seqlens.shape[0] - 1, "N")
+    slots = state.k.shape[1]
+    checks.check_shape(op, "initial_state.k", state.k, (rows, None, groups, width), f"{letter}, S, G, K")
+    checks.check_shape(
+        op, "initial_state.v", state.v, (rows, slots, groups, v.shape[3]), f"{letter}, S, G, V"
+    )
+    checks.check_shape(op, "initial_state.length", state.length, (rows,), letter)
+    if isinstance(state, DecayAttentionState):
+        checks.check_shape(op, "initial_state.bias", state.bias, (rows, slots, q.shape[2]), f"{letter}, S, H")
+    if window is not None and slots > window:
+        raise ValueError(f"{op}: expected initial_state of at most window={window} slots, got {slots}.")
+
+
+def _fake(q, k, v, log_decay, bias, query_position, key_position, scale, window, block):  # type: ignore[no-untyped-def]
+    batch, length, heads, _ = q.shape
+    groups = k.shape[2]
+    lse = q.new_empty(batch, groups, heads // groups, length, dtype=checks.state_dtype(q.dtype))
+    return v.new_empty(batch, length, heads, v.shape[3]), lse
+
+
+_op = TorchOp(
+    "attention",
+    tensors=(
+        "Tensor q",
+        "Tensor k",
+        "Tensor v",
+        "Tensor? log_decay",
+        "Tensor? bias",
+        "Tensor query_position",
+        "Tensor key_position",
+    ),
+    options=("float scale", "int window", "int block"),
+    outputs=2,
+    backends=BACKENDS,
+    fake=_fake,
+    plain=reference.forward,
+)

@@ -1,0 +1,102 @@
+"""The state of attention: keys and values so far, in slots.
+
+The token at position p lies in slot p, with a window of W in slot p % W; softmax does not mind the order. Rows may hold
+different numbers of tokens. Dead slots are 0.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..packs import take
+
+
+class AttentionState(NamedTuple):
+    """k [B, S, G, K], v [B, S, G, V], length [B]: tokens ever seen."""
+
+    k: Tensor
+    v: Tensor
+    length: Tensor
+
+
+class DecayAttentionState(NamedTuple):
+    """AttentionState with bias [B, S, H]: the gates a token has met so far, summed. A running sum keeps the weights of
+    recent tokens exact however long the sequence; a difference of cumulative sums would not."""
+
+    k: Tensor
+    v: Tensor
+    length: Tensor
+    bias: Tensor
+
+
+State = AttentionState | DecayAttentionState
+
+
+def slot_positions(length: Tensor, slots: int, window: int) -> Tensor:
+    """[B, S]: the position of the token in each slot, -1 for a dead one."""
+    slot = torch.arange(slots, device=length.device)
+    newest = length[:, None] - 1
+    position = newest - (newest - slot) % window if window else slot.expand(length.shape[0], slots)
+    return torch.where((position >= 0) & (position <= newest), position, -1)
+
+
+def extend(old: State, k: Tensor, v: Tensor, added: Tensor, log_decay: Tensor | None, window: int) -> State:
+    """The state after a pass: `k`, `v` [B, T, ...] of which `added` [B] tokens of each row are real, the first ones.
+
+    `log_decay` [B, T, H] is 0 behind them.
+    """
+    slots = old.k.shape[1]
+    total = slots + k.shape[1]
+    if window:
+        total = min(total, window)
+    length = old.length + added
+    position = slot_positions(length, total, window)
+    is_new = position >= old.length[:, None]
+    index = torch.where(is_new, slots + position - old.length[:, None], torch.arange(total, device=k.device))
+    rows = torch.arange(k.shape[0], device=k.device)[:, None] * (slots + k.shape[1])
+
+    def choose(before: Tensor, new: Tensor) -> Tensor:
+        both = torch.cat([before, new.to(before.dtype)], 1).flatten(0, 1)
+        return take(both, rows + index, position >= 0)
+
+    state = choose(old.k, k), choose(old.v, v), length
+    if log_decay is None:
+        return AttentionState(*state)
+    assert isinstance(old, DecayAttentionState)
+    gates = log_decay.to(old.bias.dtype)
+    met = old.bias + gates.sum(1, keepdim=True)
+    after = F.pad(gates[:, 1:].flip(1).cumsum(1).flip(1), (0, 0, 0, min(1, gates.shape[1])))
+    return DecayAttentionState(*state, choose(met, after))
+
+
+def append_(state: State, k: Tensor, v: Tensor, log_decay: Tensor | None, window: int) -> State:
+    """`extend` by one token for each row, written into `state`'s own memory. A full cache is an error."""
+    slots = state.k.shape[1]
+    slot = state.length
+    if window and slots >= window:
+        slot = slot % window
+    check_room(slot, slots)
+    rows = torch.arange(k.shape[0], device=k.device)
+    if isinstance(state, DecayAttentionState):
+        assert log_decay is not None
+        live = slot_positions(state.length, slots, window) >= 0
+        state.bias.add_(torch.where(live[..., None], log_decay.to(state.bias.dtype), 0))
+        state.bias[rows, slot] = 0
+    state.k[rows, slot] = k[:, 0].to(state.k.dtype)
+    state.v[rows, slot] = v[:, 0].to(state.v.dtype)
+    state.length.add_(1)
+    return state
+
+
+def check_room(slot: Tensor, slots: int) -> None:
+    """On a CPU a ValueError, elsewhere an assertion on the device, which waits for nothing."""
+    if slot.device.type == "cpu" and not torch.compiler.is_compiling():
+        if slot.numel() and int(slot.max()) >= slots:
+            raise ValueError(
+                f"attention: the cache is full: it has {slots} slots and a row holds {int(slot.max())} tokens. "
+                "Ask for more with init_state(batch, capacity=...), or step without donate."
+            )
+    else:
+        torch._assert_async((slot < slots).all(), "attention: the cache is full")

@@ -1,0 +1,135 @@
+"""attention in plain torch: blocks of queries against all keys that any of them may see.
+
+The parallel mode is one block, the chunked mode blocks of C queries, the recurrent mode blocks of one. The log-decay from a
+key to a query is a running sum: what the key has met before the block, plus the gates of the block up to the query.
+Backward forms each block's weights again from the saved log-sum-exp.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ..checks import state_dtype
+from .reference import visible_keys
+
+Optional = Tensor | None
+Block = tuple[slice, slice, Optional]
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Optional,
+    bias: Optional,
+    query_position: Tensor,
+    key_position: Tensor,
+    scale: float,
+    window: int,
+    block: int,
+) -> tuple[Tensor, Tensor]:
+    q_, k_, v_ = _by_group(q, k, scale), _by_group(k, k), _by_group(v, k)
+    visible = visible_keys(query_position, key_position, window)
+    out = q_.new_empty(*q_.shape[:-1], v.shape[-1])
+    lse = q_.new_empty(q_.shape[:-1])
+    for rows, keys, decay in _blocks(q_, k_, log_decay, bias, block):
+        scores = _scores(q_, k_, visible, rows, keys, decay)
+        lse[..., rows] = scores.logsumexp(-1) if scores.shape[-1] else -torch.inf
+        out[..., rows, :] = _weights(scores, lse[..., rows]) @ v_[..., keys, :]
+    return _by_token(out).to(v.dtype), lse
+
+
+def backward(
+    grad_out: Tensor,
+    _grad_lse: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Optional,
+    bias: Optional,
+    query_position: Tensor,
+    key_position: Tensor,
+    scale: float,
+    window: int,
+    block: int,
+) -> tuple[Optional, ...]:
+    """With weights P and dP = do v^T: dS = P * (dP - rowsum(P * dP)). Rows of dS sum to 0, so the gradient of a gate is
+    minus the sum of dS over all keys from it on, and that of `bias` is the column sum of dS."""
+    q_, k_, v_ = _by_group(q, k, scale), _by_group(k, k), _by_group(v, k)
+    do, out_ = _by_group(grad_out, k), _by_group(out, k)
+    visible = visible_keys(query_position, key_position, window)
+    inner = (do * out_).sum(-1, keepdim=True)
+    dq, dk, dv = torch.empty_like(q_), torch.zeros_like(k_), torch.zeros_like(v_)
+    columns = q_.new_zeros(*q_.shape[:3], k.shape[1])
+    for rows, keys, decay in _blocks(q_, k_, log_decay, bias, block):
+        weights = _weights(_scores(q_, k_, visible, rows, keys, decay), lse[..., rows])
+        do_rows = do[..., rows, :]
+        dv[..., keys, :] += (weights.mT @ do_rows).sum(2, keepdim=True)
+        d_scores = weights * (do_rows @ v_[..., keys, :].mT - inner[..., rows, :])
+        dq[..., rows, :] = d_scores @ k_[..., keys, :]
+        dk[..., keys, :] += (d_scores.mT @ q_[..., rows, :]).sum(2, keepdim=True)
+        columns[..., keys] += d_scores.sum(-2)
+    columns = columns.flatten(1, 2).mT  # [B, keys, H]
+    dg = None
+    if log_decay is not None:
+        new = columns[:, k.shape[1] - q.shape[1] :]
+        dg = -new.flip(1).cumsum(1).flip(1).masked_fill(log_decay == -torch.inf, 0)
+        dg = dg.to(log_decay.dtype)
+    return (
+        (_by_token(dq) * scale).to(q.dtype),
+        _by_token(dk).to(k.dtype),
+        _by_token(dv).to(v.dtype),
+        dg,
+        None if bias is None else columns.to(bias.dtype),
+        None,
+        None,
+    )
+
+
+def _blocks(q: Tensor, k: Tensor, log_decay: Optional, bias: Optional, block: int) -> Iterator[Block]:
+    """(queries, keys, log-decay [B, G, R, queries, keys]) of each block; the keys of this pass are the last ones of k."""
+    length, older = q.shape[3], k.shape[3] - q.shape[3]
+    heads = q.shape[1:3]
+    met = q.new_zeros(q.shape[0], *heads, k.shape[3])
+    if bias is not None:
+        met += bias.to(q.dtype).mT.unflatten(1, heads)
+    gates = None if log_decay is None else log_decay.to(q.dtype).mT.unflatten(1, heads)
+    for start in range(0, length, block):
+        rows, keys = slice(start, min(start + block, length)), slice(0, older + min(start + block, length))
+        if gates is None:
+            yield rows, keys, None if bias is None else met[..., None, keys]
+            continue
+        g = gates[..., rows]
+        size = g.shape[-1]
+        later = torch.ones(size, size, dtype=torch.bool, device=g.device).tril(-1)
+        inside = g[..., None].expand(*g.shape, size).masked_fill(~later, 0).cumsum(-2)
+        before = met[..., None, : older + start] + g.cumsum(-1)[..., None]
+        yield rows, keys, torch.cat([before, inside], -1)
+        met[..., : older + start] = before[..., -1, :]
+        met[..., older + start : keys.stop] = inside[..., -1, :]
+
+
+def _scores(q: Tensor, k: Tensor, visible: Tensor, rows: slice, keys: slice, decay: Optional) -> Tensor:
+    scores = q[..., rows, :] @ k[..., keys, :].mT
+    if decay is not None:
+        scores = scores + decay
+    return scores.masked_fill_(~visible[:, None, None, rows, keys], -torch.inf)
+
+
+def _weights(scores: Tensor, lse: Tensor) -> Tensor:
+    """softmax; 0 in a row that sees nothing, whose log-sum-exp is -inf."""
+    return (scores - lse.masked_fill(lse == -torch.inf, 0)[..., None]).exp()
+
+
+def _by_group(x: Tensor, k: Tensor, scale: float = 1.0) -> Tensor:
+    """[B, T, H, K] -> [B, G, R, T, K] in the accumulator's dtype."""
+    groups = k.shape[2]
+    x = x.to(state_dtype(x.dtype)).transpose(1, 2).unflatten(1, (groups, x.shape[2] // groups))
+    return x * scale if scale != 1.0 else x.contiguous()
+
+
+def _by_token(x: Tensor) -> Tensor:
+    return x.flatten(1, 2).transpose(1, 2)

@@ -1,0 +1,127 @@
+"""The op of matrix-state recurrences: GLA, HGRN2, RetNet, Mamba-2, linear attention."""
+
+from torch import Tensor
+
+from .. import checks, dispatch
+from ..register import TorchOp
+from . import eager, reference
+
+BACKENDS = {"torch": eager, "reference": reference}
+DEFAULT_CHUNK_SIZE = 32
+
+
+def gated_linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
+    mode: str = "auto",
+    backend: str = "auto",
+    chunk_size: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Linear attention over a decaying matrix state.
+
+        S_t = diag(e^{log_decay_t}) S_{t-1} + k_t v_t^T        o_t = scale * q_t S_t
+
+    Args:
+        q: [B, T, H, K].
+        k: [B, T, G, K] with H a multiple of G: query head h reads group h // (H // G).
+        v: [B, T, G, V].
+        log_decay: in [-inf, 0]; per key channel [B, T, G, K], per head [B, T, G], constant per head [G], or None for no decay.
+            Computed with in float32 (float64 for float64 inputs).
+        scale: of the queries; K ** -0.5 by default.
+        initial_state: S before the first token, [B, G, K, V], [N, G, K, V] for a pack; 0 by default.
+        cu_seqlens: a pack: B = 1 and sequence n is the tokens cu_seqlens[n] to cu_seqlens[n + 1] - 1; tokens outside every
+            sequence give 0.
+        max_seqlen: a bound on the longest sequence of the pack; this op has no need of it.
+        mode: "parallel" (one chunk: time and memory T^2), "chunked", "recurrent", or "auto". All have the same gradient.
+        backend: "torch", "reference", or "auto".
+        chunk_size: tokens a chunk, rounded up to a power of 2.
+
+    Returns:
+        (o, final_state): [B, T, H, V] in v's dtype and [B, G, K, V] in float32 (float64 for float64 inputs).
+
+    Raises:
+        ValueError: a shape, mode or backend is not as above.
+        TypeError: a dtype is not as above.
+
+    Source: the chunked form is that of Yang et al. 2023, arXiv:2312.06635, with every exponent a sum of gates.
+    """
+    check(q, k, v, log_decay, initial_state, cu_seqlens)
+    checks.check_mode("gated_linear_attention", mode)
+    checks.check_chunk_size("gated_linear_attention", chunk_size)
+    if mode == "auto":
+        mode = "recurrent" if q.shape[1] == 1 and cu_seqlens is None else "chunked"
+    q, k, v = checks.autocast(q, k, v)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    name = dispatch.pick("gated_linear_attention", backend, BACKENDS)
+    args = (
+        q,
+        k,
+        v,
+        log_decay,
+        initial_state,
+        cu_seqlens,
+        float(scale),
+        mode,
+        chunk_size or DEFAULT_CHUNK_SIZE,
+    )
+    if name == "reference":
+        return reference.forward(*args)
+    out, final = _op(*args, name)
+    return out, final
+
+
+def check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> None:
+    op = "gated_linear_attention"
+    batch, length, groups, width = checks.check_heads(op, q, k, v)
+    if log_decay is not None:
+        checks.check_float(op, "log_decay", log_decay)
+        shapes = {
+            1: ((groups,), "G"),
+            3: ((batch, length, groups), "B, T, G"),
+            4: ((batch, length, groups, width), "B, T, G, K"),
+        }
+        checks.check_shape(op, "log_decay", log_decay, *shapes.get(log_decay.dim(), shapes[4]))
+    checks.check_cu_seqlens(op, cu_seqlens, batch)
+    if initial_state is not None:
+        checks.check_float(op, "initial_state", initial_state)
+        rows, letter = (batch, "B") if cu_seqlens is None else (cu_seqlens.shape[0] - 1, "N")
+        shape = (rows, groups, width, v.shape[3])
+        checks.check_shape(op, "initial_state", initial_state, shape, f"{letter}, G, K, V")
+
+
+def _fake(q, k, v, log_decay, initial_state, cu_seqlens, scale, mode, chunk_size):  # type: ignore[no-untyped-def]
+    rows = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    out = v.new_empty(*q.shape[:3], v.shape[3])
+    return out, q.new_empty(rows, k.shape[2], k.shape[3], v.shape[3], dtype=checks.state_dtype(q.dtype))
+
+
+_op = TorchOp(
+    "gated_linear_attention",
+    tensors=(
+        "Tensor q",
+        "Tensor k",
+        "Tensor v",
+        "Tensor? log_decay",
+        "Tensor? initial_state",
+        "Tensor? cu_seqlens",
+    ),
+    options=("float scale", "str mode", "int chunk_size"),
+    outputs=2,
+    backends=BACKENDS,
+    fake=_fake,
+    plain=reference.forward,
+)

@@ -1,0 +1,148 @@
+"""How tokens lie in chunks of C, for a batch of rows and for a pack, whose sequences each begin a chunk of their own."""
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..packs import locate, take
+
+Step = Callable[[int, Tensor], Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunks:
+    """M chunks of C tokens a row. A pack has one row; `index` [M, C] are the tokens of its chunks, `sequence` [M] whose they are."""
+
+    length: int
+    size: int
+    count: int
+    cu_seqlens: Tensor | None = None
+    index: Tensor | None = None
+    valid: Tensor | None = None
+    sequence: Tensor | None = None
+    slot: Tensor | None = None  # [T] where each token lies in M * C
+    has_slot: Tensor | None = None
+
+    @classmethod
+    def of(cls, x: Tensor, cu_seqlens: Tensor | None, chunk_size: int) -> "Chunks":
+        length = x.shape[1]
+        if cu_seqlens is None:
+            size = _power_of_2(min(chunk_size, length))
+            return cls(length, size, max(1, -(-length // size)))
+        sequences = cu_seqlens.shape[0] - 1
+        # many short sequences: a chunk no longer than twice their mean wastes little
+        size = _power_of_2(min(chunk_size, max(1, 2 * length // max(sequences, 1))))
+        count = max(1, length // size + sequences)
+        cu = cu_seqlens.long()
+        ends = ((cu[1:] - cu[:-1] + size - 1) // size).cumsum(0)
+        m = torch.arange(count, device=cu.device)
+        sequence = torch.searchsorted(ends, m, right=True).clamp(max=max(sequences - 1, 0))
+        starts = F.pad(ends, (1, 0))
+        if sequences == 0:
+            index = torch.zeros(count, size, dtype=torch.long, device=cu.device)
+            nothing = torch.zeros(length, dtype=torch.long, device=cu.device)
+            return cls(length, size, count, cu, index, index > 0, sequence, nothing, nothing > 0)
+        place = (m - starts[sequence])[:, None] * size + torch.arange(size, device=cu.device)
+        index = cu[sequence][:, None] + place
+        valid = (index < cu[sequence + 1][:, None]) & (m < ends[-1])[:, None]
+        tokens = locate(cu, length)
+        slot = starts[tokens.sequence] * size + tokens.offset
+        return cls(length, size, count, cu, index, valid, sequence, slot, tokens.valid)
+
+    def rows(self, x: Tensor) -> Tensor:
+        """[B, T, H, K] -> [B, H, M, C, K], zeros where no token is."""
+        if self.cu_seqlens is not None:
+            assert self.index is not None and self.valid is not None
+            return take(x[0], self.index, self.valid).permute(2, 0, 1, 3).contiguous()[None]
+        missing = self.count * self.size - self.length
+        x = F.pad(x, (0, 0, 0, 0, 0, missing)) if missing else x
+        return x.transpose(1, 2).contiguous().unflatten(2, (self.count, self.size))
+
+    def tokens(self, x: Tensor) -> Tensor:
+        """[B, H, M, C, K] -> [B, T, H, K]."""
+        x = x.flatten(2, 3).transpose(1, 2)
+        if self.cu_seqlens is None:
+            return x[:, : self.length]
+        assert self.slot is not None and self.has_slot is not None
+        return take(x[0], self.slot, self.has_slot)[None]
+
+    def valid_tokens(self, like: Tensor) -> Tensor:
+        if self.has_slot is None:
+            return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=like.device)
+        return self.has_slot[None, :, None, None]
+
+    def states(self, initial: Tensor | None, k: Tensor, v: Tensor) -> Tensor:
+        """The initial states [B or N, G, 1, K, V]."""
+        if initial is not None:
+            return initial.to(k.dtype)[:, :, None]
+        rows = k.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
+        return k.new_zeros(rows, k.shape[1], 1, k.shape[-1], v.shape[-1])
+
+    def walk(self, step: Step, states: Tensor) -> Tensor:
+        """Run `step(m, state)` over all chunks, from each sequence's own initial state; return the final states [., G, K, V]."""
+        if self.cu_seqlens is None:
+            for m in range(self.count):
+                states = step(m, states)
+            return states[:, :, 0]
+        assert self.sequence is not None and self.valid is not None
+        if not states.shape[0]:
+            return states[:, :, 0]
+        final, state = states.clone(), states[:1]
+        begins = F.pad(self.sequence[1:] != self.sequence[:-1], (1, 0), value=True)
+        live = self.valid[:, 0]
+        for m in range(self.count):
+            n = self.sequence[m : m + 1]
+            state = step(m, torch.where(begins[m], states[n], state))
+            final[n] = torch.where(live[m], state, final[n])
+        return final[:, :, 0]
+
+    def carry(self, inputs: Tensor, decay: Tensor | None, states: Tensor) -> tuple[Tensor, Tensor]:
+        """S' = decay S + inputs from chunk to chunk: the state before every chunk, and the final states."""
+        before = torch.empty_like(inputs)
+
+        def step(m: int, s: Tensor) -> Tensor:
+            before[:, :, :, m] = s
+            return (
+                inputs[:, :, :, m] + s
+                if decay is None
+                else torch.addcmul(inputs[:, :, :, m], decay[:, :, :, m], s)
+            )
+
+        return before, self.walk(step, states)
+
+    def carry_back(self, arriving: Tensor, decay: Tensor | None, grad_final: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients of the state after every chunk and of the initial states; `arriving` is what a chunk's own outputs
+        hand to the state before it."""
+        after = torch.empty_like(arriving)
+        grad_final = grad_final[:, :, None]
+
+        def step(m: int, grad: Tensor) -> Tensor:
+            after[:, :, :, m] = grad
+            return arriving[:, :, :, m] + (grad if decay is None else grad * decay[:, :, :, m])
+
+        if self.cu_seqlens is None:
+            grad = grad_final
+            for m in reversed(range(self.count)):
+                grad = step(m, grad)
+            return after, grad[:, :, 0].clone()
+        assert self.sequence is not None and self.valid is not None
+        if not grad_final.shape[0]:
+            return after.zero_(), grad_final[:, :, 0].clone()
+        initial = grad_final.clone()
+        grad = torch.zeros_like(grad_final[:1])
+        live = self.valid[:, 0]
+        ends = F.pad(self.sequence[1:] != self.sequence[:-1], (0, 1), value=True) | F.pad(
+            ~live[1:], (0, 1), value=True
+        )
+        for m in reversed(range(self.count)):
+            n = self.sequence[m : m + 1]
+            grad = step(m, torch.where(ends[m], grad_final[n], grad) * live[m])
+            initial[n] = torch.where(live[m], grad, initial[n])
+        return after, initial[:, :, 0]
+
+
+def _power_of_2(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length() if n > 1 else 1

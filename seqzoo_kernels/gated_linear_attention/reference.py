@@ -1,0 +1,48 @@
+"""gated_linear_attention, the ground truth: a loop over t, one sequence at a time."""
+
+import torch
+from torch import Tensor
+
+from ..checks import state_dtype
+from ..linear_scan.reference import split_decay
+from ..sequences import run_each
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    scale: float,
+    mode: str = "recurrent",
+    chunk_size: int = 0,
+) -> tuple[Tensor, Tensor]:
+    dtype = state_dtype(q.dtype)
+    batch, length, heads, _ = q.shape
+    groups, width = k.shape[2:]
+    q_, k_, v_ = q.to(dtype) * scale, k.to(dtype), v.to(dtype)
+    q_ = q_.unflatten(2, (groups, heads // groups))
+    g = torch.zeros_like(k_) if log_decay is None else per_channel(log_decay, batch, length, width).to(dtype)
+
+    def one(t: slice, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        decay, residual = split_decay(g[:, t], None)
+        s = torch.einsum("btgk,btgv->bgkv", k_[:, :0], v_[:, :0]) if state is None else state.to(dtype)
+        out = []
+        for a, r, q_t, k_t, v_t in zip(
+            *(x.unbind(1) for x in (decay, residual, q_[:, t], k_[:, t], v_[:, t])), strict=True
+        ):
+            s = a[..., None] * s + (r[..., None] * s + k_t[..., None] * v_t[..., None, :])
+            out.append(torch.einsum("bgrk,bgkv->bgrv", q_t, s).flatten(1, 2))
+        y = torch.stack(out, 1) if out else torch.einsum("bthk,btgv->bthv", q[:, t], v[:, t])
+        return y.to(v.dtype), s
+
+    return run_each(one, length, initial_state, cu_seqlens)
+
+
+def per_channel(log_decay: Tensor, batch: int, length: int, width: int) -> Tensor:
+    """Any form of the decay as [B, T, G, K]."""
+    if log_decay.dim() == 1:
+        log_decay = log_decay.expand(batch, length, -1)
+    return log_decay if log_decay.dim() == 4 else log_decay[..., None].expand(*log_decay.shape, width)
