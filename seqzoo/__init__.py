@@ -1,0 +1,26 @@
+"""seqzoo: token mixers that you swap by name."""
+
+from . import mixers, states
+from .bounds import LowerBounds
+from .mixer import TokenMixer
+from .model import Backbone, Block, LanguageModel
+from .packing import Pack
+from .registry import MixerInfo, create_mixer, list_mixers, mixer_from_config, mixer_info, register_mixer
+
+__version__ = "0.1.0.dev0"
+__all__ = [
+    "Backbone",
+    "Block",
+    "LanguageModel",
+    "LowerBounds",
+    "MixerInfo",
+    "Pack",
+    "TokenMixer",
+    "create_mixer",
+    "list_mixers",
+    "mixer_from_config",
+    "mixer_info",
+    "mixers",
+    "register_mixer",
+    "states",
+]

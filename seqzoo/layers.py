@@ -1,0 +1,107 @@
+"""Parts that mixers share."""
+
+import math
+from typing import Any
+
+import torch
+from seqzoo_kernels import causal_conv1d
+from seqzoo_kernels.checks import state_dtype
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .packing import Pack
+
+ACTIVATIONS = {"silu": F.silu, "sigmoid": torch.sigmoid}
+
+
+def activate(x: Tensor, name: str | None) -> Tensor:
+    return x if name is None else ACTIVATIONS[name](x)
+
+
+def check_choice(mixer: str, option: str, value: Any, choices: tuple[Any, ...]) -> None:
+    if value not in choices:
+        raise ValueError(
+            f"{mixer}: expected {option} to be one of {', '.join(map(repr, choices))}, got {value!r}."
+        )
+
+
+def check_divides(mixer: str, option: str, value: int, whole: int, of: str) -> None:
+    if value < 1 or whole % value:
+        raise ValueError(f"{mixer}: expected {option} to divide {of} = {whole}, got {value}.")
+
+
+def largest_divisor(of: int, *, at_most: int, multiple_of: int = 1) -> int:
+    """The largest divisor of `of` up to `at_most` that is a multiple of `multiple_of`: how defaults fit any width."""
+    return max(d for d in range(1, at_most + 1) if of % d == 0 and d % multiple_of == 0)
+
+
+def forget_gate(logits: Tensor, lower_bound: Tensor | float) -> tuple[Tensor, Tensor]:
+    """A forget gate f in [lower_bound, 1] and the weight of its input, in float32 (float64 for float64 logits).
+
+        f = lower_bound + (1 - lower_bound) sigmoid(logits)
+
+    Returns log f and 1 - f. Neither cancels: 1 - f is (1 - lower_bound) sigmoid(-logits), and log f is log1p of it near f = 1.
+    """
+    z = logits.to(state_dtype(logits.dtype))
+    open_part = 1 - lower_bound
+    input_weight = open_part * torch.sigmoid(-z)
+    f = lower_bound + open_part * torch.sigmoid(z)
+    small = input_weight < 0.5
+    log_f = torch.where(
+        small,
+        torch.log1p(-torch.where(small, input_weight, 0)),
+        torch.where(small, 1, f).clamp_min(torch.finfo(z.dtype).tiny).log(),
+    )
+    return log_f, input_weight
+
+
+def make_norm(kind: str, width: int, eps: float) -> nn.Module:
+    """ "rms" with a learnt scale, "simple_rms" without, or "layer"."""
+    if kind == "layer":
+        return nn.LayerNorm(width, eps=eps)
+    return nn.RMSNorm(width, eps=eps, elementwise_affine=kind == "rms")
+
+
+def float_norm(norm: nn.Module, x: Tensor) -> Tensor:
+    """`norm` of a float32 x whose own parameters may be of lower precision: computed in the parameters' dtype."""
+    weight = getattr(norm, "weight", None)
+    return norm(x if weight is None else x.to(weight.dtype))
+
+
+class ShortConv(nn.Module):
+    """Causal depthwise convolution of `size` taps without bias; size 0 is none at all. State: the last size - 1 inputs."""
+
+    def __init__(self, width: int, size: int, activation: str | None = None) -> None:
+        super().__init__()
+        self.activation = activation
+        self.tail = max(size - 1, 0)
+        self.weight = nn.Parameter(torch.empty(width, size).uniform_(-1, 1) / math.sqrt(max(size, 1)))
+
+    def forward(self, x: Tensor, state: Tensor, pack: Pack, mode: str) -> tuple[Tensor, Tensor]:
+        if not self.weight.shape[1]:
+            return x, state
+        return causal_conv1d(
+            x,
+            self.weight,
+            activation=self.activation,
+            initial_state=state,
+            cu_seqlens=pack.cu_seqlens,
+            max_seqlen=pack.max_seqlen,
+            mode=mode,
+        )
+
+
+def rotate(x: Tensor, position: Tensor, *, base: float, rotary_dim: int) -> Tensor:
+    """Rotary position embedding of the first `rotary_dim` features of x [B, T, H, K], its two halves being the pairs.
+
+        (a, b) -> (a cos w p - b sin w p, a sin w p + b cos w p)        w_j = base ** (-2 j / rotary_dim)
+
+    `position` [B, T]. Angles are computed in float64, so that far positions keep their phase.
+    Source: Su et al. 2021, arXiv:2104.09864.
+    """
+    half = rotary_dim // 2
+    frequency = base ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)
+    angle = position[..., None].double() * frequency
+    cos, sin = (t.to(state_dtype(x.dtype))[:, :, None] for t in (angle.cos(), angle.sin()))
+    a, b, rest = x[..., :half], x[..., half:rotary_dim], x[..., rotary_dim:]
+    return torch.cat([(a * cos - b * sin).to(x.dtype), (a * sin + b * cos).to(x.dtype), rest], -1)

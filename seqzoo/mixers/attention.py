@@ -1,0 +1,134 @@
+"""Softmax attention."""
+
+import torch
+from seqzoo_kernels import AttentionState, attention
+from seqzoo_kernels.packs import locate
+from torch import Tensor, nn
+
+from ..layers import check_divides, float_norm, largest_divisor, make_norm, rotate
+from ..mixer import Shared, TokenMixer
+from ..packing import Pack
+from ..registry import register_mixer
+
+
+@register_mixer("attention", paper="arXiv:1706.03762", op="attention")
+class Attention(TokenMixer):
+    """Causal softmax attention with rotary positions, grouped key heads and a sliding window.
+
+        o_i = sum_{j <= i} softmax_j(K^{-1/2} rot(q_i) . rot(k_j)) v_j        y_i = o_i W_o
+
+    State: the rotated keys and the values, 2 G K numbers a token (at most `window` tokens), and how many tokens each row has
+    seen, which is where its positions go on. Weights: (2 + 2 G / H) D^2. A step costs O(D^2 + t D) at position t.
+
+    Args:
+        dim: width D.
+        num_heads: H; by default so many that the head width is the largest even divisor of D up to 64.
+        num_kv_heads: G, heads of k and v, each shared by H / G heads of q; H by default.
+        head_dim: K, by default D / H.
+        window: keys that a query sees, itself among them; all by default.
+        qk_norm: RMS-normalise each head of q and k, before the rotation.
+        rope: rotate q and k by their positions.
+        rope_base: base of the rotation's frequencies.
+        rotary_dim: how many features of a head are rotated; all by default.
+        bias: of the projections.
+        norm_eps: of qk_norm.
+        chunk_size: queries a block in the chunked mode.
+
+    Raises:
+        ValueError: an option's value is not as above, such as an odd head width with `rope`.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762; rotary positions: Su et al. 2021, arXiv:2104.09864.
+    """
+
+    growth = "linear"
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        num_heads: int | None = None,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        window: int | None = None,
+        qk_norm: bool = False,
+        rope: bool = True,
+        rope_base: float = 10000.0,
+        rotary_dim: int | None = None,
+        bias: bool = False,
+        norm_eps: float = 1e-6,
+        chunk_size: int | None = None,
+    ) -> None:
+        super().__init__(dim)
+        width = head_dim or largest_divisor(dim, at_most=64, multiple_of=2)
+        self.num_heads = dim // width if num_heads is None else num_heads
+        if head_dim is None:
+            check_divides("attention", "num_heads", self.num_heads, dim, "dim")
+        self.head_dim = head_dim or dim // self.num_heads
+        self.num_kv_heads = num_kv_heads or self.num_heads
+        check_divides("attention", "num_kv_heads", self.num_kv_heads, self.num_heads, "num_heads")
+        self.rotary_dim = (rotary_dim or self.head_dim) if rope else 0
+        if self.rotary_dim % 2 or self.rotary_dim > self.head_dim:
+            raise ValueError(
+                f"attention: rope turns pairs: expected an even rotary_dim of at most head_dim = {self.head_dim}, "
+                f"got {self.rotary_dim}."
+            )
+        if window is not None and window < 1:
+            raise ValueError(f"attention: expected window to be at least 1, got {window}.")
+        self.window, self.rope_base, self.chunk_size = window, rope_base, chunk_size
+        self.query_proj = nn.Linear(dim, self.num_heads * self.head_dim, bias=bias)
+        self.key_proj = nn.Linear(dim, self.num_kv_heads * self.head_dim, bias=bias)
+        self.value_proj = nn.Linear(dim, self.num_kv_heads * self.head_dim, bias=bias)
+        self.out_proj = nn.Linear(self.num_heads * self.head_dim, dim, bias=bias)
+        self.query_norm = make_norm("rms", self.head_dim, norm_eps) if qk_norm else None
+        self.key_norm = make_norm("rms", self.head_dim, norm_eps) if qk_norm else None
+
+    def init_state(self, batch: int, capacity: int | None = None) -> AttentionState:
+        slots = min(capacity or 0, self.window or capacity or 0)
+        shape = (slots, self.num_kv_heads, self.head_dim)
+        dtype = self.out_proj.weight.dtype
+        length = self.zeros(batch, dtype=torch.long)
+        return AttentionState(
+            self.zeros(batch, *shape, dtype=dtype), self.zeros(batch, *shape, dtype=dtype), length
+        )
+
+    def mix(
+        self, x: Tensor, state: AttentionState, *, pack: Pack, mode: str, shared: Shared
+    ) -> tuple[Tensor, AttentionState]:
+        q, k, v = self._heads(x, self._positions(x, state, pack))
+        o, state = attention(
+            q,
+            k,
+            v,
+            window=self.window,
+            initial_state=state,
+            cu_seqlens=pack.cu_seqlens,
+            max_seqlen=pack.max_seqlen,
+            mode=mode,
+            chunk_size=self.chunk_size,
+        )
+        return self.out_proj(o.flatten(-2)), state
+
+    def mix_in_place(
+        self, x: Tensor, state: AttentionState, *, shared: Shared
+    ) -> tuple[Tensor, AttentionState]:
+        q, k, v = self._heads(x, self._positions(x, state, Pack()))
+        o, state = attention(q, k, v, window=self.window, initial_state=state, mode="recurrent", donate=True)
+        return self.out_proj(o.flatten(-2)), state
+
+    def _positions(self, x: Tensor, state: AttentionState, pack: Pack) -> Tensor:
+        if pack.cu_seqlens is None:
+            return state.length[:, None] + torch.arange(x.shape[1], device=x.device)
+        tokens = locate(pack.cu_seqlens, x.shape[1])
+        if not state.length.shape[0]:
+            return tokens.offset[None]
+        return (tokens.offset + state.length[tokens.sequence])[None]
+
+    def _heads(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q = self.query_proj(x).unflatten(-1, (self.num_heads, self.head_dim))
+        k = self.key_proj(x).unflatten(-1, (self.num_kv_heads, self.head_dim))
+        v = self.value_proj(x).unflatten(-1, (self.num_kv_heads, self.head_dim))
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = float_norm(self.query_norm, q).to(v.dtype), float_norm(self.key_norm, k).to(v.dtype)
+        if self.rotary_dim:
+            q, k = (rotate(t, positions, base=self.rope_base, rotary_dim=self.rotary_dim) for t in (q, k))
+        return q, k, v

@@ -1,0 +1,107 @@
+"""HGRN2: the gated recurrence with an outer-product state."""
+
+from typing import NamedTuple
+
+from seqzoo_kernels import gated_linear_attention
+from torch import Tensor, nn
+
+from ..layers import (
+    activate,
+    check_choice,
+    check_divides,
+    float_norm,
+    forget_gate,
+    largest_divisor,
+    make_norm,
+)
+from ..mixer import Shared, TokenMixer
+from ..packing import Pack
+from ..registry import register_mixer
+
+
+class HGRN2State(NamedTuple):
+    s: Tensor  # [B, H, n, n]
+
+
+@register_mixer("hgrn2", paper="arXiv:2404.07904", op="gated_linear_attention")
+class HGRN2(TokenMixer):
+    """Gated linear attention whose key is what the forget gate leaves: k = 1 - f (HGRN2).
+
+        q_t = act(x_t W_q)        v_t = act(x_t W_v)        f_t = gamma + (1 - gamma) sigmoid(x_t W_f)
+        S_t = diag(f_t) S_{t-1} + (1 - f_t) v_t^T        per head
+        y_t = norm(scale * q_t S_t, all heads side by side) W_o
+
+    State: S, D n numbers. Weights: 4 D^2. A step costs O(D^2 + D n). The head width n is the papers' "expand ratio"; n = 1
+    is the elementwise recurrence of HGRU.
+
+    Args:
+        dim: width D.
+        num_heads: H; the head width is n = D / H. By default n is the largest divisor of D up to 128.
+        query_act: "silu" (language models) or "sigmoid" (long-range and recall experiments), or None.
+        value_act: None (language models) or "silu".
+        norm: "simple_rms" without a scale (language models), "rms", or "layer".
+        bias: of the projections.
+        scale: of the queries; what norm follows makes it immaterial but for norm_eps.
+        lower_bound: gamma where no stack hands one down, in [0, 1).
+        norm_eps: of the norm.
+        chunk_size: tokens a chunk in the chunked mode.
+
+    Raises:
+        ValueError: an option's value is not as above.
+
+    Source: Qin et al. 2024, arXiv:2404.07904.
+    """
+
+    reads = {"lower_bound": "channel"}  # noqa: RUF012
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        num_heads: int | None = None,
+        query_act: str | None = "silu",
+        value_act: str | None = None,
+        norm: str = "simple_rms",
+        bias: bool = False,
+        scale: float = 1.0,
+        lower_bound: float = 0.0,
+        norm_eps: float = 1e-6,
+        chunk_size: int | None = None,
+    ) -> None:
+        super().__init__(dim)
+        self.num_heads = dim // largest_divisor(dim, at_most=128) if num_heads is None else num_heads
+        check_divides("hgrn2", "num_heads", self.num_heads, dim, "dim")
+        check_choice("hgrn2", "query_act", query_act, ("silu", "sigmoid", None))
+        check_choice("hgrn2", "value_act", value_act, ("silu", None))
+        check_choice("hgrn2", "norm", norm, ("simple_rms", "rms", "layer"))
+        self.query_act, self.value_act, self.scale = query_act, value_act, scale
+        self.lower_bound, self.chunk_size = lower_bound, chunk_size
+        self.query_proj = nn.Linear(dim, dim, bias=bias)
+        self.forget_proj = nn.Linear(dim, dim, bias=bias)
+        self.value_proj = nn.Linear(dim, dim, bias=bias)
+        self.out_proj = nn.Linear(dim, dim, bias=bias)
+        self.norm = make_norm(norm, dim, norm_eps)
+
+    def init_state(self, batch: int, capacity: int | None = None) -> HGRN2State:
+        width = self.dim // self.num_heads
+        return HGRN2State(self.zeros(batch, self.num_heads, width, width))
+
+    def mix(
+        self, x: Tensor, state: HGRN2State, *, pack: Pack, mode: str, shared: Shared
+    ) -> tuple[Tensor, HGRN2State]:
+        heads = (self.num_heads, self.dim // self.num_heads)
+        log_f, key = forget_gate(self.forget_proj(x), shared.get("lower_bound", self.lower_bound))
+        q = activate(self.query_proj(x), self.query_act)
+        o, s = gated_linear_attention(
+            q.unflatten(-1, heads),
+            key.to(q.dtype).unflatten(-1, heads),
+            activate(self.value_proj(x), self.value_act).unflatten(-1, heads),
+            log_f.unflatten(-1, heads),
+            scale=self.scale,
+            initial_state=state.s,
+            cu_seqlens=pack.cu_seqlens,
+            max_seqlen=pack.max_seqlen,
+            mode=mode,
+            chunk_size=self.chunk_size,
+        )
+        return self.out_proj(float_norm(self.norm, o.flatten(-2)).to(x.dtype)), HGRN2State(s)

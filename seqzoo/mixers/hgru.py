@@ -1,0 +1,97 @@
+"""HGRU, the complex recurrent unit of HGRN."""
+
+from typing import NamedTuple
+
+import torch
+from seqzoo_kernels import linear_scan
+from seqzoo_kernels.checks import state_dtype
+from torch import Tensor, nn
+
+from ..layers import activate, check_choice, float_norm, forget_gate, make_norm
+from ..mixer import Shared, TokenMixer
+from ..packing import Pack
+from ..registry import register_mixer
+
+
+class HGRUState(NamedTuple):
+    h: Tensor  # [B, D, 2] real and imaginary part
+
+
+@register_mixer("hgru", paper="arXiv:2311.04823", op="linear_scan")
+class HGRU(TokenMixer):
+    """Complex gated recurrence with a lower-bounded forget gate and a learnt phase per channel (HGRN).
+
+        c_t = silu(x_t W_c + b_c), read as D complex numbers
+        f_t = gamma + (1 - gamma) sigmoid(x_t W_f + b_f)
+        h_t = f_t e^{i theta} h_{t-1} + (1 - f_t) c_t
+        y_t = (norm([Re h_t, Im h_t]) * act(x_t W_g + b_g)) W_o + b_o
+
+    The phase starts at theta_j = 10000^{-2j/D}. State: h, 2D numbers. Weights: 7 D^2 + D. A step costs O(D^2), as the
+    projections do.
+
+    Args:
+        dim: width D.
+        gate_act: of the output gate: "silu" (released code) or "sigmoid".
+        norm_position: "pre_gate", norm(h) * gate (released code), or "post_gate", norm(h * gate) (paper).
+        bias: of the projections.
+        lower_bound: gamma where no stack hands one down, in [0, 1).
+        norm_eps: of the layer norm.
+        chunk_size: tokens a chunk in the chunked mode.
+
+    Raises:
+        ValueError: an option's value is not as above.
+
+    Source: Qin et al. 2023, arXiv:2311.04823.
+    """
+
+    reads = {"lower_bound": "channel"}  # noqa: RUF012
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        gate_act: str = "silu",
+        norm_position: str = "pre_gate",
+        bias: bool = True,
+        lower_bound: float = 0.0,
+        norm_eps: float = 1e-5,
+        chunk_size: int | None = None,
+    ) -> None:
+        super().__init__(dim)
+        check_choice("hgru", "gate_act", gate_act, ("silu", "sigmoid"))
+        check_choice("hgru", "norm_position", norm_position, ("pre_gate", "post_gate"))
+        self.gate_act, self.norm_position = gate_act, norm_position
+        self.lower_bound, self.chunk_size = lower_bound, chunk_size
+        self.in_proj = nn.Linear(dim, 2 * dim, bias=bias)
+        self.forget_proj = nn.Linear(dim, dim, bias=bias)
+        self.gate_proj = nn.Linear(dim, 2 * dim, bias=bias)
+        self.out_proj = nn.Linear(2 * dim, dim, bias=bias)
+        self.phase = nn.Parameter(10000.0 ** (-2.0 * torch.arange(dim) / dim))
+        self.norm = make_norm("layer", 2 * dim, norm_eps)
+
+    def init_state(self, batch: int, capacity: int | None = None) -> HGRUState:
+        return HGRUState(self.zeros(batch, self.dim, 2))
+
+    def mix(
+        self, x: Tensor, state: HGRUState, *, pack: Pack, mode: str, shared: Shared
+    ) -> tuple[Tensor, HGRUState]:
+        log_f, input_weight = forget_gate(self.forget_proj(x), shared.get("lower_bound", self.lower_bound))
+        c = activate(self.in_proj(x), "silu").unflatten(-1, (self.dim, 2))
+        c = c.to(state_dtype(c.dtype)) * input_weight[..., None]
+        h, final = linear_scan(
+            log_f,
+            torch.view_as_complex(c),
+            phase=self.phase,
+            initial_state=torch.view_as_complex(state.h),
+            cu_seqlens=pack.cu_seqlens,
+            max_seqlen=pack.max_seqlen,
+            mode=mode,
+            chunk_size=self.chunk_size,
+        )
+        gate = activate(self.gate_proj(x), self.gate_act)
+        features = torch.cat([h.real, h.imag], -1)
+        if self.norm_position == "pre_gate":
+            y = float_norm(self.norm, features) * gate
+        else:
+            y = float_norm(self.norm, features * gate)
+        return self.out_proj(y.to(x.dtype)), HGRUState(torch.view_as_real(final))

@@ -1,0 +1,113 @@
+"""The real-valued HGRU."""
+
+from typing import NamedTuple
+
+import torch
+from seqzoo_kernels import linear_scan
+from seqzoo_kernels.checks import state_dtype
+from torch import Tensor, nn
+
+from ..layers import ShortConv, activate, check_choice, float_norm, forget_gate, make_norm
+from ..mixer import Shared, TokenMixer
+from ..packing import Pack
+from ..registry import register_mixer
+
+
+class HGRURealState(NamedTuple):
+    h: Tensor  # [B, E D]
+    conv: Tensor  # [B, conv_size - 1, 2 E D] the last inputs of the short convolution
+
+
+@register_mixer("hgru_real", paper="arXiv:2311.04823", op="linear_scan")
+class HGRUReal(TokenMixer):
+    """Real gated recurrence with a lower-bounded forget gate.
+
+        f_t = gamma + (1 - gamma) sigmoid(x_t W_f)
+        h_t = f_t h_{t-1} + (1 - f_t) silu(x_t W_c)
+        y_t = (norm(h_t) * act(x_t W_g)) W_o
+
+    State: h, E D numbers (and the short convolution's inputs). Weights: 4 E D^2. A step costs O(E D^2), as the projections do.
+
+    Args:
+        dim: width D.
+        expand: E, the inner width is E D.
+        conv_size: taps of a causal convolution of x_t W_c and x_t W_f; 0 for none.
+        gate_act: of the output gate: "silu" or "sigmoid".
+        norm: "layer" (the authors), "rms", or "simple_rms" without a scale.
+        norm_position: "pre_gate", norm(h) * gate, or "post_gate", norm(h * gate).
+        bias: of the projections.
+        lower_bound: gamma where no stack hands one down, in [0, 1).
+        norm_eps: of the norm.
+        chunk_size: tokens a chunk in the chunked mode.
+
+    Raises:
+        ValueError: an option's value is not as above.
+
+    Source: Qin et al. 2023, arXiv:2311.04823.
+    """
+
+    reads = {"lower_bound": "channel"}  # noqa: RUF012
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        expand: int = 1,
+        conv_size: int = 0,
+        gate_act: str = "silu",
+        norm: str = "layer",
+        norm_position: str = "pre_gate",
+        bias: bool = True,
+        lower_bound: float = 0.0,
+        norm_eps: float = 1e-5,
+        chunk_size: int | None = None,
+    ) -> None:
+        super().__init__(dim)
+        check_choice("hgru_real", "gate_act", gate_act, ("silu", "sigmoid"))
+        check_choice("hgru_real", "norm", norm, ("layer", "rms", "simple_rms"))
+        check_choice("hgru_real", "norm_position", norm_position, ("pre_gate", "post_gate"))
+        if expand < 1 or conv_size < 0:
+            raise ValueError(
+                f"hgru_real: expected expand >= 1 and conv_size >= 0, got {expand} and {conv_size}."
+            )
+        self.gate_act, self.norm_position = gate_act, norm_position
+        self.lower_bound, self.chunk_size = lower_bound, chunk_size
+        self.inner = inner = expand * dim
+        self.in_proj = nn.Linear(dim, inner, bias=bias)
+        self.forget_proj = nn.Linear(dim, inner, bias=bias)
+        self.gate_proj = nn.Linear(dim, inner, bias=bias)
+        self.out_proj = nn.Linear(inner, dim, bias=bias)
+        self.conv = ShortConv(2 * inner, conv_size)
+        self.norm = make_norm(norm, inner, norm_eps)
+
+    def shared_dim(self, name: str) -> int:
+        return self.inner
+
+    def init_state(self, batch: int, capacity: int | None = None) -> HGRURealState:
+        return HGRURealState(self.zeros(batch, self.inner), self.zeros(batch, self.conv.tail, 2 * self.inner))
+
+    def mix(
+        self, x: Tensor, state: HGRURealState, *, pack: Pack, mode: str, shared: Shared
+    ) -> tuple[Tensor, HGRURealState]:
+        c, z = self.in_proj(x), self.forget_proj(x)
+        conv = state.conv
+        if self.conv.tail:
+            mixed, conv = self.conv(torch.cat([c, z], -1), conv, pack, mode)
+            c, z = mixed.chunk(2, -1)
+        log_f, input_weight = forget_gate(z, shared.get("lower_bound", self.lower_bound))
+        h, final = linear_scan(
+            log_f,
+            activate(c, "silu").to(state_dtype(c.dtype)) * input_weight,
+            initial_state=state.h,
+            cu_seqlens=pack.cu_seqlens,
+            max_seqlen=pack.max_seqlen,
+            mode=mode,
+            chunk_size=self.chunk_size,
+        )
+        gate = activate(self.gate_proj(x), self.gate_act)
+        y = (
+            float_norm(self.norm, h) * gate
+            if self.norm_position == "pre_gate"
+            else float_norm(self.norm, h * gate)
+        )
+        return self.out_proj(y.to(x.dtype)), HGRURealState(final, conv)

@@ -1,0 +1,49 @@
+"""Helpers on states: nested NamedTuples (or tuples) of tensors, batch first. All of them return a new state."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+State = TypeVar("State")
+
+
+def map_state(fn: Callable[..., Tensor], state: State, *others: Any) -> State:
+    """`fn` of every tensor of a state, and of the tensors at the same places in `others`."""
+    if isinstance(state, Tensor):
+        return fn(state, *others)  # type: ignore[return-value]
+    if not isinstance(state, tuple):
+        raise TypeError(f"expected a state (a NamedTuple or tuple of tensors), got {type(state).__name__}.")
+    parts = [map_state(fn, *items) for items in zip(state, *others, strict=True)]
+    return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)  # type: ignore[return-value]
+
+
+def leaves(state: Any) -> Iterator[Tensor]:
+    """The tensors of a state, in order."""
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, tuple):
+        for part in state:
+            yield from leaves(part)
+    else:
+        raise TypeError(f"expected a state (a NamedTuple or tuple of tensors), got {type(state).__name__}.")
+
+
+def select(state: State, index: Tensor) -> State:
+    """The rows `index` (int or bool [B]) of a state, in that order; a row may come more than once."""
+    return map_state(lambda t: t[index.to(t.device)], state)
+
+
+def reorder(state: State, order: Tensor) -> State:
+    """A state whose row i is row `order[i]`, as beam search asks for; the same as `select`."""
+    return select(state, order)
+
+
+def repeat(state: State, times: int) -> State:
+    """Each row `times` times, one after the other: [a, b] -> [a, a, b, b]."""
+    return map_state(lambda t: t.repeat_interleave(times, 0), state)
+
+
+def detach(state: State) -> State:
+    """The same values without their history: truncated backpropagation through time."""
+    return map_state(lambda t: t.detach(), state)
