@@ -1,17 +1,19 @@
 """Parts that mixers share."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from seqzoo_kernels import causal_conv1d
-from seqzoo_kernels.checks import state_dtype
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from seqzoo_kernels import causal_conv1d
+from seqzoo_kernels.checks import state_dtype
+
 from .packing import Pack
 
-ACTIVATIONS = {"silu": F.silu, "sigmoid": torch.sigmoid}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
 
 
 def activate(x: Tensor, name: str | None) -> Tensor:
@@ -56,7 +58,7 @@ def forget_gate(logits: Tensor, lower_bound: Tensor | float) -> tuple[Tensor, Te
 
 
 def make_norm(kind: str, width: int, eps: float) -> nn.Module:
-    """ "rms" with a learnt scale, "simple_rms" without, or "layer"."""
+    """RMS norm with a learnt scale ("rms") or without ("simple_rms"), or layer norm ("layer")."""
     if kind == "layer":
         return nn.LayerNorm(width, eps=eps)
     return nn.RMSNorm(width, eps=eps, elementwise_affine=kind == "rms")

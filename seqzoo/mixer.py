@@ -7,8 +7,9 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
-from seqzoo_kernels.checks import check_cu_seqlens, check_mode, state_dtype
 from torch import Tensor, nn
+
+from seqzoo_kernels.checks import check_cu_seqlens, check_mode, state_dtype
 
 from .errors import closest
 from .packing import Pack, Padding

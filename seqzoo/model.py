@@ -132,10 +132,15 @@ class Backbone(nn.Module):
     ) -> tuple[Tensor, tuple[Any, ...]]:
         """As `TokenMixer.forward`; y at pads and behind a pack has no meaning."""
         states = []
-        call = {"mode": mode, "mask": mask, "cu_seqlens": cu_seqlens, "max_seqlen": max_seqlen}
+        call: dict[str, Any] = {
+            "mode": mode,
+            "mask": mask,
+            "cu_seqlens": cu_seqlens,
+            "max_seqlen": max_seqlen,
+        }
         for block, old, shared in zip(self.blocks, self._states(state), self._shared(), strict=True):
             if self.activation_checkpointing and torch.is_grad_enabled():
-                x, new = checkpoint(block, x, old, use_reentrant=False, shared=shared, **call)  # type: ignore[misc]
+                x, new = checkpoint(block, x, old, use_reentrant=False, shared=shared, **call)
             else:
                 x, new = block(x, old, shared=shared, **call)
             states.append(new)

@@ -3,9 +3,10 @@
 import dataclasses
 
 import torch
-from seqzoo_kernels.packs import take
 from torch import Tensor
 from torch.nn import functional as F
+
+from seqzoo_kernels.packs import take
 
 
 @dataclasses.dataclass(frozen=True)

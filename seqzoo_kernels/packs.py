@@ -28,7 +28,7 @@ def locate(cu_seqlens: Tensor, length: int) -> Tokens:
 
 
 def take(x: Tensor, index: Tensor, valid: Tensor) -> Tensor:
-    """``x[index]`` along the first axis where `valid`, 0 elsewhere; x may be empty. Whatever stands elsewhere (NaN too) is not read."""
+    """``x[index]`` along the first axis where `valid`, 0 elsewhere, whatever stands there. x may be empty."""
     if x.shape[0] == 0:
         return x.new_zeros(*index.shape, *x.shape[1:])
     picked = x[index.clamp(0, x.shape[0] - 1)]

@@ -1,9 +1,11 @@
 """Softmax attention."""
 
 import torch
-from seqzoo_kernels import AttentionState, attention
-from seqzoo_kernels.packs import locate
 from torch import Tensor, nn
+
+from seqzoo_kernels import AttentionState, attention
+from seqzoo_kernels.attention import State
+from seqzoo_kernels.packs import locate
 
 from ..layers import check_divides, float_norm, largest_divisor, make_norm, rotate
 from ..mixer import Shared, TokenMixer
@@ -93,9 +95,9 @@ class Attention(TokenMixer):
 
     def mix(
         self, x: Tensor, state: AttentionState, *, pack: Pack, mode: str, shared: Shared
-    ) -> tuple[Tensor, AttentionState]:
+    ) -> tuple[Tensor, State]:
         q, k, v = self._heads(x, self._positions(x, state, pack))
-        o, state = attention(
+        o, cache = attention(
             q,
             k,
             v,
@@ -106,14 +108,12 @@ class Attention(TokenMixer):
             mode=mode,
             chunk_size=self.chunk_size,
         )
-        return self.out_proj(o.flatten(-2)), state
+        return self.out_proj(o.flatten(-2)), cache
 
-    def mix_in_place(
-        self, x: Tensor, state: AttentionState, *, shared: Shared
-    ) -> tuple[Tensor, AttentionState]:
+    def mix_in_place(self, x: Tensor, state: AttentionState, *, shared: Shared) -> tuple[Tensor, State]:
         q, k, v = self._heads(x, self._positions(x, state, Pack()))
-        o, state = attention(q, k, v, window=self.window, initial_state=state, mode="recurrent", donate=True)
-        return self.out_proj(o.flatten(-2)), state
+        o, cache = attention(q, k, v, window=self.window, initial_state=state, mode="recurrent", donate=True)
+        return self.out_proj(o.flatten(-2)), cache
 
     def _positions(self, x: Tensor, state: AttentionState, pack: Pack) -> Tensor:
         if pack.cu_seqlens is None:

@@ -3,10 +3,11 @@
 import math
 from typing import NamedTuple
 
-from seqzoo_kernels import gated_linear_attention
-from seqzoo_kernels.checks import state_dtype
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from seqzoo_kernels import gated_linear_attention
+from seqzoo_kernels.checks import state_dtype
 
 from ..layers import check_divides, float_norm, largest_divisor, make_norm
 from ..mixer import Shared, TokenMixer

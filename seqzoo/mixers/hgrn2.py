@@ -2,8 +2,9 @@
 
 from typing import NamedTuple
 
-from seqzoo_kernels import gated_linear_attention
 from torch import Tensor, nn
+
+from seqzoo_kernels import gated_linear_attention
 
 from ..layers import (
     activate,
@@ -52,7 +53,7 @@ class HGRN2(TokenMixer):
     Source: Qin et al. 2024, arXiv:2404.07904.
     """
 
-    reads = {"lower_bound": "channel"}  # noqa: RUF012
+    reads = {"lower_bound": "channel"}
 
     def __init__(
         self,

@@ -3,9 +3,10 @@
 from typing import NamedTuple
 
 import torch
+from torch import Tensor, nn
+
 from seqzoo_kernels import linear_scan
 from seqzoo_kernels.checks import state_dtype
-from torch import Tensor, nn
 
 from ..layers import activate, check_choice, float_norm, forget_gate, make_norm
 from ..mixer import Shared, TokenMixer
@@ -44,7 +45,7 @@ class HGRU(TokenMixer):
     Source: Qin et al. 2023, arXiv:2311.04823.
     """
 
-    reads = {"lower_bound": "channel"}  # noqa: RUF012
+    reads = {"lower_bound": "channel"}
 
     def __init__(
         self,

@@ -4,10 +4,11 @@ import math
 from typing import NamedTuple
 
 import torch
-from seqzoo_kernels import linear_scan
-from seqzoo_kernels.checks import state_dtype
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from seqzoo_kernels import linear_scan
+from seqzoo_kernels.checks import state_dtype
 
 from ..mixer import Shared, TokenMixer
 from ..packing import Pack

@@ -11,7 +11,7 @@ from .cache import AttentionState, DecayAttentionState, State, append_, extend, 
 
 BACKENDS = {"torch": eager, "reference": reference}
 DEFAULT_CHUNK_SIZE = 128
-__all__ = ["AttentionState", "DecayAttentionState", "attention"]
+__all__ = ["AttentionState", "DecayAttentionState", "State", "attention"]
 
 
 def attention(

@@ -14,7 +14,7 @@ Step = Callable[[int, Tensor], Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Chunks:
-    """M chunks of C tokens a row. A pack has one row; `index` [M, C] are the tokens of its chunks, `sequence` [M] whose they are."""
+    """M chunks of C tokens a row. A pack has one row, in chunk m the tokens `index[m]` [C] of sequence `sequence[m]`."""
 
     length: int
     size: int
@@ -69,11 +69,6 @@ class Chunks:
         assert self.slot is not None and self.has_slot is not None
         return take(x[0], self.slot, self.has_slot)[None]
 
-    def valid_tokens(self, like: Tensor) -> Tensor:
-        if self.has_slot is None:
-            return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=like.device)
-        return self.has_slot[None, :, None, None]
-
     def states(self, initial: Tensor | None, k: Tensor, v: Tensor) -> Tensor:
         """The initial states [B or N, G, 1, K, V]."""
         if initial is not None:
@@ -82,7 +77,7 @@ class Chunks:
         return k.new_zeros(rows, k.shape[1], 1, k.shape[-1], v.shape[-1])
 
     def walk(self, step: Step, states: Tensor) -> Tensor:
-        """Run `step(m, state)` over all chunks, from each sequence's own initial state; return the final states [., G, K, V]."""
+        """Run `step(m, state)` over all chunks, from each sequence's own initial state, to the final states."""
         if self.cu_seqlens is None:
             for m in range(self.count):
                 states = step(m, states)
@@ -99,19 +94,19 @@ class Chunks:
             final[n] = torch.where(live[m], state, final[n])
         return final[:, :, 0]
 
-    def carry(self, inputs: Tensor, decay: Tensor | None, states: Tensor) -> tuple[Tensor, Tensor]:
-        """S' = decay S + inputs from chunk to chunk: the state before every chunk, and the final states."""
+    def carry(self, inputs: Tensor, decay: Tensor | None, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """S' = decay S + inputs from chunk to chunk: the states before and after every chunk, and the final ones.
+
+        `inputs` becomes the states after.
+        """
         before = torch.empty_like(inputs)
 
         def step(m: int, s: Tensor) -> Tensor:
             before[:, :, :, m] = s
-            return (
-                inputs[:, :, :, m] + s
-                if decay is None
-                else torch.addcmul(inputs[:, :, :, m], decay[:, :, :, m], s)
-            )
+            after = inputs[:, :, :, m]
+            return after.add_(s) if decay is None else after.addcmul_(decay[:, :, :, m], s)
 
-        return before, self.walk(step, states)
+        return before, inputs, self.walk(step, states)
 
     def carry_back(self, arriving: Tensor, decay: Tensor | None, grad_final: Tensor) -> tuple[Tensor, Tensor]:
         """The gradients of the state after every chunk and of the initial states; `arriving` is what a chunk's own outputs

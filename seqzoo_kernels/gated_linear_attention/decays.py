@@ -26,11 +26,11 @@ class Sums:
         self.suffix = torch.zeros_like(gates)
 
     def levels(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """For each half size m = 1, 2, ... C / 2: (m, prefix of the second halves, suffix of the first), [..., C / 2m, m, K]."""
+        """For m = 1, 2, ... C / 2: (m, prefix of the second halves, suffix of the first), [..., C / 2m, m, K]."""
         size = self.prefix.shape[-2]
         half = 1
         while half < size:
-            (first, second), (first_suffix, second_suffix) = (
+            (first, second), (first_suffix, _) = (
                 halves(self.prefix, half),
                 halves(self.suffix, half),
             )
@@ -48,7 +48,7 @@ def halves(x: Tensor, half: int) -> tuple[Tensor, Tensor]:
 
 
 def corner(square: Tensor, half: int) -> Tensor:
-    """View of what second halves read of first halves in [..., C, C]: [..., C / 2half, half (queries), half (keys)]."""
+    """View of what second halves read of first halves in [..., C, C]: [..., C / 2half, queries, keys]."""
     blocks = square.shape[-1] // (2 * half)
     cells = square.unflatten(-1, (blocks, 2, half)).unflatten(-4, (blocks, 2, half))
     return cells[..., :, 1, :, :, 0, :].diagonal(dim1=-4, dim2=-2).movedim(-1, -3)

@@ -8,6 +8,8 @@ The parallel mode is one chunk; the recurrent mode never forms A. Shapes inside:
 q [B, G, R, M, C, K], k, v, gates [B, G, 1, M, C, .], states [B, G, 1, M, K, V].
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -38,9 +40,10 @@ def forward(
         out, final = _recurrent(chunks, q_, k_, v_, g, states)
     else:
         sums = None if g is None else Sums(g)
-        attention = _attention(q_, k_, sums)
-        incoming, final = _carry(chunks, k_, v_, sums, states)
-        out = attention @ v_ + (_decayed(q_, sums and sums.prefix) @ incoming)
+        out = _attention(q_, k_, sums) @ v_
+        decays = Decays.of(sums)
+        before, _, final = chunks.carry(_times(k_, decays.suffix).mT @ v_, decays.chunk, states)
+        out += _times(q_, decays.prefix) @ before
     return chunks.tokens(out.flatten(1, 2)).to(v.dtype), final.clone()
 
 
@@ -65,27 +68,25 @@ def backward(
     q_, k_, v_, g = _chunked(chunks, q, k, v, log_decay, scale)
     sums = None if g is None else Sums(g)
     do = chunks.rows(grad_out.to(q_.dtype)).unflatten(1, q_.shape[1:3])
-    d_attention = do @ v_.mT
-    attention, dq, dk = _attention_backward(q_, k_, sums, d_attention)
+    attention, dq, dk = _attention_backward(q_, k_, sums, do @ v_.mT)
     dv = _over_queries(attention.mT @ do)
-    states = chunks.states(initial_state, k_, v_)
-    incoming, _ = _carry(chunks, k_, v_, sums, states)
 
-    prefix, suffix = (None, None) if sums is None else (sums.prefix, sums.suffix)
-    decayed_q, decayed_k = _decayed(q_, prefix), _decayed(k_, suffix)
-    dq += _decayed(do @ incoming.mT, prefix)
-    arriving = _over_queries(decayed_q.mT @ do)
-    decay = None if prefix is None else prefix[..., -1:, :].mT.exp()
-    outgoing, d_initial = chunks.carry_back(arriving, decay, grad_final.to(q_.dtype))
+    decays = Decays.of(sums)
+    decayed_q, decayed_k = _times(q_, decays.prefix), _times(k_, decays.suffix)
+    before, after, _ = chunks.carry(decayed_k.mT @ v_, decays.chunk, chunks.states(initial_state, k_, v_))
+    outgoing, d_initial = chunks.carry_back(
+        _over_queries(decayed_q.mT @ do), decays.chunk, grad_final.to(q_.dtype)
+    )
+    _add_times_(dq, do @ before.mT, decays.prefix)
+    _add_times_(dk, v_ @ outgoing.mT, decays.suffix)
     dv += decayed_k @ outgoing
-    dk += _decayed(v_ @ outgoing.mT, suffix)
 
     dg = None
     if log_decay is not None:
-        assert g is not None and decay is not None
-        last = (incoming * decay + decayed_k.mT @ v_) * outgoing
-        dg = _gate_gradient(_over_queries(q_ * dq) - k_ * dk, last.sum(-1), g)
-        dg = chunks.tokens(dg[:, :, 0]).masked_fill(~chunks.valid_tokens(dg), 0)
+        assert g is not None
+        differences = _over_queries(q_ * dq).addcmul_(k_, dk, value=-1)
+        dg = _gate_gradient(differences, (after.mul_(outgoing)).sum(-1), g)
+        dg = chunks.tokens(dg[:, :, 0])
         dg = dg if log_decay.dim() == 4 else dg[..., 0]
         dg = (dg.sum((0, 1)) if log_decay.dim() == 1 else dg).to(log_decay.dtype)
     return (
@@ -105,14 +106,37 @@ def _chunked(
     heads, groups = q.shape[2], k.shape[2]
     g = log_decay
     if g is not None:
-        g = per_channel(g, *q.shape[:2], 1) if g.dim() < 4 else g
+        g = per_channel(g, q.shape[0], q.shape[1], 1) if g.dim() < 4 else g
         g = chunks.rows(g.to(dtype))[:, :, None]
     q_ = chunks.rows(q.to(dtype)).unflatten(1, (groups, heads // groups)) * scale
     return q_, chunks.rows(k.to(dtype))[:, :, None], chunks.rows(v.to(dtype))[:, :, None], g
 
 
-def _decayed(x: Tensor, logs: Optional) -> Tensor:
-    return x if logs is None else x * logs.exp()
+class Decays(NamedTuple):
+    """e^{sums} over a whole chunk: up to each token, after each token, of all; None is no decay."""
+
+    prefix: Optional
+    suffix: Optional
+    chunk: Optional
+
+    @classmethod
+    def of(cls, sums: Sums | None) -> "Decays":
+        """Of sums whose levels are done; overwrites them."""
+        if sums is None:
+            return cls(None, None, None)
+        prefix, suffix = sums.prefix.exp_(), sums.suffix.exp_()
+        return cls(prefix, suffix, prefix[..., -1:, :].mT)
+
+
+def _times(x: Tensor, decay: Optional) -> Tensor:
+    return x if decay is None else x * decay
+
+
+def _add_times_(total: Tensor, x: Tensor, decay: Optional) -> None:
+    if decay is None:
+        total += x
+    else:
+        total.addcmul_(x, decay)
 
 
 def _over_queries(x: Tensor) -> Tensor:
@@ -177,19 +201,13 @@ def _pair_decay(sums: Sums | None, like: Tensor) -> Tensor:
     return decay
 
 
-def _carry(chunks: Chunks, k: Tensor, v: Tensor, sums: Sums | None, states: Tensor) -> tuple[Tensor, Tensor]:
-    """The state before every chunk [B, G, 1, M, K, V], and the final states."""
-    inputs = _decayed(k, sums and sums.suffix).mT @ v
-    decay = None if sums is None else sums.prefix[..., -1:, :].mT.exp()
-    return chunks.carry(inputs, decay, states)
-
-
 def _gate_gradient(differences: Tensor, last: Tensor, g: Tensor) -> Tensor:
     """Reverse cumsum in the chunk of q dq - k dk, from `last`; the derivative at a gate of -inf is 0."""
     if g.shape[-1] == 1:
         differences, last = differences.sum(-1, keepdim=True), last.sum(-1, keepdim=True)
     differences[..., -1, :] += last
-    return differences.flip(-2).cumsum(-2).flip(-2).masked_fill(g == -torch.inf, 0)
+    size = g.shape[-2]
+    return (g.new_ones(size, size).triu() @ differences).masked_fill_(g == -torch.inf, 0)
 
 
 def _recurrent(

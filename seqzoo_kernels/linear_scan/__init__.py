@@ -1,6 +1,5 @@
 """The op of diagonal recurrences: HGRU, LRU, minGRU, RG-LRU, S4D, S5, moving averages."""
 
-import torch
 from torch import Tensor
 
 from .. import checks, dispatch

@@ -1,0 +1,212 @@
+"""The dense scan in plain torch: blocks of time side by side.
+
+Time is cut into n blocks of C steps. All blocks step together from a state of 0; the n states they end with are joined in
+order, a block's decay being exp of its summed logs; then all blocks step together again from the right state. Products
+never run across more than C factors, so rounding does not grow with T, and a decay of 0 forgets exactly. Backward is the
+same in the other direction. What is left of T behind the blocks is stepped through on its own.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from .reference import split_decay
+
+Optional = Tensor | None
+Steps = Sequence[Tensor]
+
+
+def scan(
+    g: Tensor, x: Tensor, phase: Optional, h: Tensor, mode: str, chunk_size: int
+) -> tuple[Tensor, Tensor]:
+    """States [B, T, D] and the last one, from `h` [B, D]; g and phase are [B, T, D] or [D]."""
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if mode == "recurrent":
+        return out, _recurrent(g, x, phase, h, out)
+    if mode == "parallel":
+        return out, _blocked(g, x, phase, h, out)
+    for t in range(0, x.shape[1], chunk_size):
+        part = slice(t, t + chunk_size)
+        h = _blocked(_at(g, part), x[:, part], None if phase is None else _at(phase, part), h, out[:, part])
+    return out, h
+
+
+def _recurrent(g: Tensor, x: Tensor, phase: Optional, h: Tensor, out: Tensor) -> Tensor:
+    decays, residuals = (_steps(d, x.shape[1]) for d in split_decay(g, phase))
+    for x_t, a, r, out_t in zip(x.unbind(1), decays, residuals, out.unbind(1), strict=True):
+        h = torch.addcmul(torch.addcmul(x_t, r, h), a, h, out=out_t)
+    return h
+
+
+def _blocked(g: Tensor, x: Tensor, phase: Optional, carry: Tensor, out: Tensor) -> Tensor:
+    """Fill `out` [B, T, D] from the state `carry` [B, D]; return the last state."""
+    layout = _Layout(x)
+    a = decay(g, phase)
+    if layout.n:
+        xs, outs, decays = layout.split(x), layout.split(out), layout.split(a)
+        h = xs[0]
+        for a_t, x_t in zip(decays[1:], xs[1:], strict=True):
+            h = torch.addcmul(x_t, a_t, h)
+        totals = layout.total_decay(g, phase)
+        carries = torch.empty_like(h)
+        for i in range(layout.n):
+            carries[:, i] = carry
+            carry = torch.addcmul(h[:, i], totals[:, i], carry)
+        h = carries
+        for a_t, x_t, out_t in zip(decays, xs, outs, strict=True):
+            h = torch.addcmul(x_t, a_t, h, out=out_t)
+        carry = h[:, -1]
+    for a_t, x_t, out_t in zip(layout.rest(a), layout.rest(x), layout.rest(out), strict=True):
+        carry = torch.addcmul(x_t, a_t, carry, out=out_t)
+    return carry
+
+
+def scan_backward(
+    g: Tensor, phase: Optional, h: Tensor, h_0: Tensor, dy: Tensor, carry: Tensor
+) -> tuple[Tensor, Tensor, Optional, Tensor]:
+    """Gradients of g, x, phase and h_0, from those of the states and of the last one (`carry`).
+
+    With G_t = dy_t + conj(a_{t+1}) G_{t+1} and K_t = conj(a_t) G_t, what t hands to t - 1: dx = G, and of
+    z_t = conj(K_t) h_{t-1} the real part is d g and minus the imaginary part d phase; d h_0 = K_1.
+    """
+    layout = _Layout(dy)
+    a = decay(g, phase, conjugate=True)
+    dx = torch.empty_like(dy, memory_format=torch.contiguous_format)
+    sink = _Sink(g, phase, dy)
+    rest = layout.rest(h)
+    before = [h[:, layout.done - 1] if layout.done else h_0, *rest[:-1]]
+    carry = _step_back(
+        layout.rest(a), layout.rest(dy), layout.rest(dx), before, carry, sink.through(layout.rest, (0,))
+    )
+    if layout.n:
+        dys, dxs, hs, decays = (layout.split(value) for value in (dy, dx, h, a))
+        k = torch.zeros_like(dys[0])
+        for a_t, dy_t in zip(reversed(decays), reversed(dys), strict=True):
+            k = a_t * k.add_(dy_t)
+        totals = layout.total_decay(g, phase, conjugate=True)
+        carries = torch.empty_like(k)
+        for i in reversed(range(layout.n)):
+            carries[:, i] = carry
+            carry = torch.addcmul(k[:, i], totals[:, i], carry)
+        first = torch.cat([h_0[:, None], hs[-1][:, :-1]], 1)
+        carry = _step_back(decays, dys, dxs, [first, *hs[:-1]], carries, sink.through(layout.split, (0, 1)))[
+            :, 0
+        ]
+    dg, dphase = sink.result()
+    return dg, dx, dphase, carry.clone()
+
+
+def _step_back(
+    decays: Steps,
+    dys: Steps,
+    dxs: Steps,
+    before: Steps,
+    k: Tensor,
+    sink: Callable[[int, Tensor, Tensor], None],
+) -> Tensor:
+    for i in reversed(range(len(dys))):
+        torch.add(dys[i], k, out=dxs[i])
+        k = decays[i] * dxs[i]
+        sink(i, k, before[i])
+    return k
+
+
+class _Layout:
+    """n blocks of C steps and a rest; n is 0 where one block would do."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.batch, self.length, self.width = x.shape
+        # the 4 C slices of all blocks and the n joins: sqrt(2T) keeps the slices large enough
+        self.block = max(1, round(math.sqrt(2 * self.length)))
+        n = self.length // self.block
+        self.n = n if n > 1 else 0
+        self.done = self.n * self.block
+
+    def split(self, value: Tensor) -> Steps:
+        """C slices [B, n, D] of [B, T, D]; a constant [D] is the same in each."""
+        if value.dim() == 1:
+            return [value] * self.block
+        return value[:, : self.done].unflatten(1, (self.n, self.block)).unbind(2)
+
+    def rest(self, value: Tensor) -> Steps:
+        """The slices [B, D] behind the blocks."""
+        return _steps(_at(value, slice(self.done, None)), self.length - self.done)
+
+    def total_decay(self, g: Tensor, phase: Optional, *, conjugate: bool = False) -> Tensor:
+        """The decay of each whole block, exp of its summed logs [B, n, D]."""
+
+        def total(value: Tensor) -> Tensor:
+            if value.dim() == 1:
+                return (value * self.block).expand(self.batch, self.n, -1)
+            return value[:, : self.done].unflatten(1, (self.n, self.block)).sum(2)
+
+        angle = None if phase is None else total(phase.to(g.dtype))
+        return decay(total(g), angle, conjugate=conjugate).expand(self.batch, self.n, self.width)
+
+
+class _Sink:
+    """Where d g and d phase go: [B, T, D] step by step, or a sum for a constant [D]."""
+
+    def __init__(self, g: Tensor, phase: Optional, dy: Tensor) -> None:
+        def place(value: Tensor) -> Tensor:
+            if value.dim() == 3:
+                return torch.empty(dy.shape, dtype=g.dtype, device=dy.device)
+            return torch.zeros(dy.shape[2], dtype=g.dtype, device=dy.device)
+
+        self.dg = place(g)
+        self.dphase = None if phase is None else place(phase)
+
+    def through(
+        self, view: Callable[[Tensor], Steps], dims: tuple[int, ...]
+    ) -> Callable[[int, Tensor, Tensor], None]:
+        """A function that puts the z of step i where `view` has it; `dims` are those a constant sums over."""
+        dgs = view(self.dg)
+        dphases = None if self.dphase is None else view(self.dphase)
+
+        def put(target: Tensor, value: Tensor) -> None:
+            if target.dim() == 1:
+                target += value.sum(dims)
+            else:
+                target.copy_(value)
+
+        def sink(i: int, k: Tensor, h: Tensor) -> None:
+            if dphases is None:
+                if dgs[i].dim() == 1:
+                    put(dgs[i], k * h)
+                else:
+                    torch.mul(k, h, out=dgs[i])
+                return
+            z = k.conj() * h
+            put(dgs[i], z.real)
+            put(dphases[i], -z.imag)
+
+        return sink
+
+    def result(self) -> tuple[Tensor, Optional]:
+        return self.dg, self.dphase
+
+
+def decay(g: Tensor, phase: Optional, *, conjugate: bool = False) -> Tensor:
+    """e^{g + i phase}, or its conjugate."""
+    modulus = g.exp()
+    if phase is None:
+        return modulus
+    angle = phase.to(g.dtype)
+    result = torch.empty(
+        torch.broadcast_shapes(g.shape, phase.shape), dtype=g.dtype.to_complex(), device=g.device
+    )
+    parts = torch.view_as_real(result)
+    torch.mul(modulus, angle.cos(), out=parts[..., 0])
+    torch.mul(modulus, angle.sin() * (-1 if conjugate else 1), out=parts[..., 1])
+    return result
+
+
+def _at(value: Tensor, part: slice) -> Tensor:
+    """A slice of time of [B, T, D]; a constant [D] stays."""
+    return value if value.dim() == 1 else value[:, part]
+
+
+def _steps(value: Tensor, length: int) -> Steps:
+    return [value] * length if value.dim() == 1 else value.unbind(1)
