@@ -28,12 +28,23 @@ def check_name(op: str, name: str) -> None:
         raise ValueError(f"{op}: expected backend to be one of {', '.join(NAMES)}, got {name!r}.")
 
 
-def pick(op: str, backend: str, backends: Mapping[str, ModuleType]) -> str:
-    """The name of the backend to run: `backend`, else the default of `use_backend`, else the first of `backends`."""
+def pick(
+    op: str,
+    backend: str,
+    backends: Mapping[str, ModuleType],
+    refusals: Mapping[str, str | None] | None = None,
+) -> str:
+    """The name of the backend to run: `backend`, else the default of `use_backend`, else the first that does not refuse.
+
+    `refusals` says why a backend can't serve this call; None is no objection.
+    """
     check_name(op, backend)
+    refusals = refusals or {}
     name = _default["backend"] if backend == "auto" else backend
     if name == "auto":
-        return next(iter(backends))
-    if name not in backends:
-        raise ValueError(f"{op}: backend {name!r} is not available; it has {', '.join(backends)}.")
+        return next(name for name in backends if refusals.get(name) is None)
+    reason = refusals.get(name) if name in backends else "it has no such backend"
+    if reason is not None:
+        others = ", ".join(other for other in backends if other != name)
+        raise ValueError(f"{op}: backend {name!r} can't be used: {reason}. Others: {others}.")
     return name

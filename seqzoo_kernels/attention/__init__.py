@@ -1,15 +1,17 @@
 """Softmax attention with an optional decay of each key with the gates after it: attention, sliding windows, ALiBi, FoX."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from .. import checks, dispatch
 from ..packs import locate, longest_sequence, repack, unpack
 from ..register import TorchOp
-from . import eager, reference
+from . import eager, reference, sdpa
 from .cache import AttentionState, DecayAttentionState, State, append_, extend, slot_positions
 
-BACKENDS = {"torch": eager, "reference": reference}
+BACKENDS = {"sdpa": sdpa, "torch": eager, "reference": reference}
 DEFAULT_CHUNK_SIZE = 128
 __all__ = ["AttentionState", "DecayAttentionState", "State", "attention"]
 
@@ -48,7 +50,7 @@ def attention(
         max_seqlen: a bound on the longest sequence of the pack, known to the host: rows of that size are made.
         mode: "parallel" (all queries at once: memory T^2), "chunked" (blocks of queries), "recurrent" (query by query), or
             "auto". All have the same gradient.
-        backend: "torch", "reference", or "auto".
+        backend: "sdpa" (torch's own, where it computes the same), "torch", "reference", or "auto".
         chunk_size: queries a block in the chunked mode.
         donate: T = 1 without a pack: write the token into `initial_state`, which is consumed, at no copy of the cache.
 
@@ -67,10 +69,9 @@ def attention(
     checks.check_chunk_size("attention", chunk_size)
     q, k, v = checks.autocast(q, k, v)
     scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
-    name = dispatch.pick("attention", backend, BACKENDS)
     batch, length = q.shape[:2]
     if donate:
-        return _decode(q, k, v, log_decay, scale, window or 0, initial_state, cu_seqlens, name)
+        return _decode(q, k, v, log_decay, scale, window or 0, initial_state, cu_seqlens, backend)
     tokens = None
     added = torch.full((batch,), length, device=q.device)
     if cu_seqlens is not None:
@@ -89,23 +90,34 @@ def attention(
         key_position = torch.cat([cached, position], 1)
         if isinstance(state, DecayAttentionState):
             bias = torch.cat([state.bias, state.bias.new_zeros(k.shape[0], k.shape[1], q.shape[2])], 1)
+    whole = cu_seqlens is None and not state.k.shape[1] and not (window and window < q.shape[1])
+    name = _pick(backend, q, k, log_decay, bias, mode, whole)
     if mode == "auto":
         mode = "parallel" if q.shape[1] <= 2 * DEFAULT_CHUNK_SIZE else "chunked"
     block = {"parallel": max(q.shape[1], 1), "chunked": chunk_size or DEFAULT_CHUNK_SIZE, "recurrent": 1}[
         mode
     ]
-    out = _run(name, q, keys, values, log_decay, bias, position, key_position, scale, window or 0, block)
+    args = (q, keys, values, log_decay, bias, position, key_position, scale, window or 0)
+    out = _run(name, args, block, whole)
     return (
         out if tokens is None else repack(out, tokens),
         extend(state, k, v, added, log_decay, window or 0),
     )
 
 
-def _run(name: str, *args) -> Tensor:  # type: ignore[no-untyped-def]
-    return reference.forward(*args)[0] if name == "reference" else _op(*args, name)[0]
+def _pick(backend, q, k, log_decay, bias, mode, whole) -> str:  # type: ignore[no-untyped-def]
+    return dispatch.pick(
+        "attention", backend, BACKENDS, {"sdpa": sdpa.refusal(q, k, log_decay, bias, mode, whole)}
+    )
 
 
-def _decode(q, k, v, log_decay, scale, window, state, cu_seqlens, name):  # type: ignore[no-untyped-def]
+def _run(name: str, args: tuple[Any, ...], block: int, whole: bool) -> Tensor:
+    if name == "sdpa":
+        return sdpa.forward(*args, whole)
+    return reference.forward(*args)[0] if name == "reference" else _op(*args, block, name)[0]
+
+
+def _decode(q, k, v, log_decay, scale, window, state, cu_seqlens, backend):  # type: ignore[no-untyped-def]
     if q.shape[1] != 1 or cu_seqlens is not None or state is None:
         raise ValueError("attention: donate=True takes one token (T = 1), a state and no pack.")
     position = state.length.clone()[:, None]
@@ -113,7 +125,8 @@ def _decode(q, k, v, log_decay, scale, window, state, cu_seqlens, name):  # type
     cached = slot_positions(state.length, state.k.shape[1], window)
     bias = state.bias if isinstance(state, DecayAttentionState) else None
     keys, values = state.k.to(q.dtype), state.v.to(v.dtype)
-    return _run(name, q, keys, values, None, bias, position, cached, scale, window, 1), state
+    name = _pick(backend, q, keys, None, bias, "auto", False)
+    return _run(name, (q, keys, values, None, bias, position, cached, scale, window), 1, False), state
 
 
 def empty_state(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> State:

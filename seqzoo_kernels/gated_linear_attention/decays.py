@@ -42,7 +42,7 @@ class Sums:
 
 
 def halves(x: Tensor, half: int) -> tuple[Tensor, Tensor]:
-    """Views of the first and the second halves of all blocks of 2 * half tokens: [..., C, K] -> 2 x [..., C / 2half, half, K]."""
+    """Views of the first and second halves of all blocks of 2 * half tokens in [..., C, K]: [..., C / 2half, half, K]."""
     blocks = x.unflatten(-2, (x.shape[-2] // (2 * half), 2, half))
     return blocks[..., 0, :, :], blocks[..., 1, :, :]
 

@@ -1,0 +1,52 @@
+"""attention through torch's own scaled_dot_product_attention, where it computes the same thing.
+
+That is a whole causal pass without a decay, and a decoding step, whose cache it reads where it lies.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .reference import total_bias, visible_keys
+
+
+def refusal(
+    q: Tensor, k: Tensor, log_decay: Tensor | None, bias: Tensor | None, mode: str, whole: bool
+) -> str | None:
+    """Why it can't serve a call, or None. `whole`: the keys are those of this pass, all of them visible to later queries."""
+    if mode not in ("auto", "parallel"):
+        return f"it has no mode {mode!r}"
+    if q.dtype == torch.float64:
+        return "it has no second derivative, which float64 inputs are for"
+    if whole and log_decay is None:
+        return None
+    learning = torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (q, k, log_decay, bias)
+    )
+    if q.shape[1] == 1 and not learning:
+        return None
+    return "it serves a whole causal pass without window, pack, cache or decay, and decoding steps without gradients"
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    bias: Tensor | None,
+    query_position: Tensor,
+    key_position: Tensor,
+    scale: float,
+    window: int,
+    whole: bool,
+) -> Tensor:
+    mask = None
+    if not whole:
+        mask = visible_keys(query_position, key_position, window)[:, None]
+        if bias is not None or log_decay is not None:
+            mask = total_bias(log_decay, bias, q, k, q.dtype).masked_fill(~mask, -torch.inf)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=whole, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
+    return out.transpose(1, 2)
