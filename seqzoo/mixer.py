@@ -4,7 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -91,6 +91,7 @@ class TokenMixer(nn.Module):
         cu_seqlens: Tensor | None = None,
         max_seqlen: int | None = None,
         shared: Shared | None = None,
+        **misspelt: NoReturn,
     ) -> tuple[Tensor, Any]:
         """Mix a batch of sequences, or go on from where `state` stopped.
 
@@ -113,6 +114,11 @@ class TokenMixer(nn.Module):
             ValueError: a shape, mode or combination is not as above.
             TypeError: a dtype, a name in `shared`, or the kind of state is not as above.
         """
+        for key in misspelt:
+            known = ("state", "mode", "mask", "cu_seqlens", "max_seqlen", "shared")
+            raise TypeError(
+                f"{type(self).__name__}: unexpected keyword argument {key!r}{closest(key, known)}"
+            )
         self._check_input(x, 3, "B, T, D")
         check_mode(type(self).__name__, mode, ("auto", *self.modes))
         check_cu_seqlens(type(self).__name__, cu_seqlens, x.shape[0])
@@ -138,7 +144,13 @@ class TokenMixer(nn.Module):
         return y.to(x.dtype), state
 
     def step(
-        self, x_t: Tensor, state: Any, *, shared: Shared | None = None, donate: bool = False
+        self,
+        x_t: Tensor,
+        state: Any,
+        *,
+        shared: Shared | None = None,
+        donate: bool = False,
+        **misspelt: NoReturn,
     ) -> tuple[Tensor, Any]:
         """One token for every row: x_t [B, D] -> y_t [B, D], and the state after it.
 
@@ -148,6 +160,7 @@ class TokenMixer(nn.Module):
         Raises:
             ValueError, TypeError: as `forward`; a full state with `donate` is a ValueError.
         """
+        self._refuse(misspelt, ("shared", "donate"))
         self._check_input(x_t, 2, "B, D")
         x = x_t[:, None]
         shared = self._check_shared(shared, x.shape[:2])
@@ -184,6 +197,12 @@ class TokenMixer(nn.Module):
 
     def _options(self) -> dict[str, Any]:
         return dict(self.__dict__["_init_options"])
+
+    def _refuse(self, misspelt: Mapping[str, Any], known: tuple[str, ...]) -> None:
+        for key in misspelt:
+            raise TypeError(
+                f"{type(self).__name__}: unexpected keyword argument {key!r}{closest(key, known)}"
+            )
 
     def _check_input(self, x: Tensor, dims: int, letters: str) -> None:
         name = type(self).__name__

@@ -180,7 +180,10 @@ class LanguageModel(nn.Module):
         depth: number of blocks.
         mixer: as `Backbone`: "hgrn2", or a pattern that repeats, ["hgrn2", "hgrn2", "attention"].
         dropout: after the embedding and in each branch.
-        ffn_dim, lower_bound, activation_checkpointing, norm_eps: as `Backbone`.
+        ffn_dim: as `Backbone`.
+        lower_bound: as `Backbone`.
+        activation_checkpointing: as `Backbone`.
+        norm_eps: as `Backbone`.
 
     Raises:
         ValueError, TypeError: as `Backbone`.

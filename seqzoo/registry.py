@@ -5,8 +5,7 @@ import fnmatch
 import importlib
 import importlib.metadata
 import inspect
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -14,6 +13,7 @@ from .errors import closest
 from .mixer import TokenMixer
 
 ENTRY_POINTS = "seqzoo.mixers"
+GROWTHS = ("constant", "window", "linear")
 Mixer = TypeVar("Mixer", bound=type[TokenMixer])
 
 _registry: dict[str, "MixerInfo"] = {}
@@ -68,7 +68,8 @@ def register_mixer(name: str, *, paper: str = "", op: str = "") -> Callable[[Mix
         if not (isinstance(cls, type) and issubclass(cls, TokenMixer)):
             raise TypeError(f"register_mixer: expected {name!r} to be a subclass of TokenMixer, got {cls!r}.")
         if name in _registry:
-            raise ValueError(f"register_mixer: {name!r} is taken by {_registry[name].cls.__module__}.")
+            other = _registry[name].cls
+            raise ValueError(f"register_mixer: {name!r} is already {other.__module__}.{other.__qualname__}.")
         _registry[name] = MixerInfo(name, cls, paper, op)
         cls.registered_name = name
         return cls
@@ -83,8 +84,13 @@ def list_mixers(pattern: str = "*", *, op: str | None = None, growth: str | None
         pattern: shell wildcards: "hgr*".
         op: only mixers of that op, such as "linear_scan".
         growth: only mixers whose state grows so: "constant", "window", "linear".
+
+    Raises:
+        ValueError: no mixer could have that op or growth.
     """
     _load_plugins()
+    _check_filter("op", op, {info.op for info in _registry.values()})
+    _check_filter("growth", growth, GROWTHS)
     chosen = (info for info in _registry.values() if op in (None, info.op) and growth in (None, info.growth))
     return sorted(info.name for info in chosen if fnmatch.fnmatchcase(info.name, pattern))
 
@@ -112,7 +118,7 @@ def create_mixer(name: str | type[TokenMixer], dim: int, **options: Any) -> Toke
         options: of that mixer; `mixer_info(name).options` lists them.
 
     Raises:
-        ValueError: the name is not known, or an option's value is wrong.
+        ValueError: the name is not known or can't be imported, or an option's value is wrong.
         TypeError: an option is not known; the text says which is closest.
     """
     cls = _resolve(name)
@@ -139,18 +145,30 @@ def mixer_from_config(config: Mapping[str, Any]) -> TokenMixer:
     return create_mixer(mixer_info(name).cls, **{k: v for k, v in config.items() if k != "name"})
 
 
+def _check_filter(name: str, value: str | None, known: Collection[str]) -> None:
+    if value is not None and value not in known:
+        raise ValueError(
+            f"list_mixers: expected {name} to be one of {', '.join(sorted(known))}, got {value!r}{closest(value, known)}"
+        )
+
+
 def _resolve(name: str | type[TokenMixer]) -> type[TokenMixer]:
     if isinstance(name, str):
         if ":" not in name:
             return mixer_info(name).cls
         module, _, attribute = name.partition(":")
-        cls = getattr(importlib.import_module(module), attribute, None)
+        try:
+            cls = getattr(importlib.import_module(module), attribute, None)
+        except ModuleNotFoundError as error:
+            raise ValueError(f"create_mixer: {name!r} can't be imported: {error}.") from error
         if cls is None:
             raise ValueError(f"create_mixer: module {module!r} has no {attribute!r}.")
     else:
         cls = name
     if not (isinstance(cls, type) and issubclass(cls, TokenMixer)):
-        raise TypeError(f"create_mixer: expected a name or a subclass of TokenMixer, got {name!r}.")
+        raise TypeError(
+            f"create_mixer: expected a name or a subclass of TokenMixer, got {name!r} ({type(name).__name__})."
+        )
     return cls
 
 
@@ -163,13 +181,11 @@ def _load_plugins() -> None:
     """Import what other packages announce under the entry-point group, once; importing registers."""
     if _plugins_loaded:
         return
-    _plugins_loaded.append(ENTRY_POINTS)
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             point.load()
         except Exception as error:
-            warnings.warn(
-                f"the mixers of entry point {point.name} = {point.value} could not be loaded: {error!r}.",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            raise ImportError(
+                f"the mixers of entry point {point.name} = {point.value} could not be loaded: {error}"
+            ) from error
+    _plugins_loaded.append(ENTRY_POINTS)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 State = TypeVar("State")
@@ -30,17 +31,43 @@ def leaves(state: Any) -> Iterator[Tensor]:
 
 
 def select(state: State, index: Tensor) -> State:
-    """The rows `index` (int or bool [B]) of a state, in that order; a row may come more than once."""
+    """The rows `index` of a state, in that order: int64 [rows], where a row may come more than once, or bool [B].
+
+    Raises:
+        TypeError: `index` is of another dtype.
+    """
+    _check_index("select", index)
     return map_state(lambda t: t[index.to(t.device)], state)
 
 
 def reorder(state: State, order: Tensor) -> State:
-    """A state whose row i is row `order[i]`, as beam search asks for; the same as `select`."""
+    """The state whose row i is row `order[i]` [B], as beam search asks for.
+
+    Raises:
+        TypeError: `order` is of another dtype. ValueError: it has not one entry for each row.
+    """
+    _check_index("reorder", order)
+    rows = next(leaves(state)).shape[0]
+    if order.shape != (rows,):
+        raise ValueError(
+            f"reorder: expected an entry for each of {rows} rows, got shape {tuple(order.shape)}."
+        )
     return select(state, order)
 
 
+def _check_index(name: str, index: Tensor) -> None:
+    if index.dtype not in (torch.int64, torch.int32, torch.bool):
+        raise TypeError(f"{name}: expected int64 or bool indices, got {index.dtype}.")
+
+
 def repeat(state: State, times: int) -> State:
-    """Each row `times` times, one after the other: [a, b] -> [a, a, b, b]."""
+    """Each row `times` times, one after the other: [a, b] -> [a, a, b, b].
+
+    Raises:
+        ValueError: `times` is negative.
+    """
+    if times < 0:
+        raise ValueError(f"repeat: expected times to be at least 0, got {times}.")
     return map_state(lambda t: t.repeat_interleave(times, 0), state)
 
 

@@ -33,7 +33,8 @@ class LRU(TokenMixer):
     Args:
         dim: width D.
         state_dim: N, by default D.
-        r_min, r_max: of |lambda| at the start; 0.9 and 0.999 suit long memory.
+        r_min: the least |lambda| at the start; 0.9 suits long memory.
+        r_max: the greatest; 0.999 suits long memory.
         max_phase: radians a step at the start; pi / 10 suits long memory.
         chunk_size: tokens a chunk in the chunked mode.
 

@@ -111,9 +111,9 @@ def _pick(backend, q, k, log_decay, bias, mode, whole) -> str:  # type: ignore[n
     )
 
 
-def _run(name: str, args: tuple[Any, ...], block: int, whole: bool) -> Tensor:
+def _run(name: str, args: Any, block: int, whole: bool) -> Tensor:
     if name == "sdpa":
-        return sdpa.forward(*args, whole)
+        return sdpa.forward(*args, whole=whole)
     return reference.forward(*args)[0] if name == "reference" else _op(*args, block, name)[0]
 
 

@@ -1,0 +1,1 @@
+"""Adapters that put seqzoo's mixers into other frameworks; one subpackage a framework."""
