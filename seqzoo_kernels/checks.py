@@ -37,9 +37,14 @@ def check_mode(op: str, mode: str, modes: Sequence[str] = MODES) -> None:
         raise ValueError(f"{op}: expected mode to be one of {', '.join(modes)}, got {mode!r}.")
 
 
-def check_chunk_size(op: str, chunk_size: int | None) -> None:
-    if chunk_size is not None and chunk_size < 1:
-        raise ValueError(f"{op}: expected chunk_size to be at least 1, got {chunk_size}.")
+def check_count(op: str, name: str, value: int | None) -> None:
+    """An optional int of at least 1: chunk_size, window."""
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{op}: expected {name} to be an int, got {value!r}.")
+    if value < 1:
+        raise ValueError(f"{op}: expected {name} to be at least 1, got {value}.")
 
 
 def check_cu_seqlens(op: str, cu_seqlens: Tensor | None, batch: int) -> None:
@@ -64,6 +69,8 @@ def check_heads(op: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int
     """q [B, T, H, K], k [B, T, G, K], v [B, T, G, V] with H a multiple of G; returns (B, T, G, K)."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_float(op, name, tensor)
+        if tensor.dtype != q.dtype and not torch.is_autocast_enabled(q.device.type):
+            raise TypeError(f"{op}: expected {name} of q's dtype {q.dtype}, got {tensor.dtype}.")
     check_shape(op, "q", q, (None, None, None, None), "B, T, H, K")
     batch, length, heads, width = q.shape
     check_shape(op, "k", k, (batch, length, None, width), "B, T, G, K")

@@ -50,7 +50,8 @@ def attention(
         max_seqlen: a bound on the longest sequence of the pack, known to the host: rows of that size are made.
         mode: "parallel" (all queries at once: memory T^2), "chunked" (blocks of queries), "recurrent" (query by query), or
             "auto". All have the same gradient.
-        backend: "sdpa" (torch's own, where it computes the same), "torch", "reference", or "auto".
+        backend: "sdpa" (torch's own, where it computes the same), "torch", "reference" (plain, whatever
+            the mode), or "auto".
         chunk_size: queries a block in the chunked mode.
         donate: T = 1 without a pack: write the token into `initial_state`, which is consumed, at no copy of the cache.
 
@@ -66,7 +67,7 @@ def attention(
     """
     check(q, k, v, log_decay, window, initial_state, cu_seqlens)
     checks.check_mode("attention", mode)
-    checks.check_chunk_size("attention", chunk_size)
+    checks.check_count("attention", "chunk_size", chunk_size)
     q, k, v = checks.autocast(q, k, v)
     scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
     batch, length = q.shape[:2]
@@ -113,7 +114,7 @@ def _pick(backend, q, k, log_decay, bias, mode, whole) -> str:  # type: ignore[n
 
 def _run(name: str, args: Any, block: int, whole: bool) -> Tensor:
     if name == "sdpa":
-        return sdpa.forward(*args, whole=whole)
+        return sdpa.forward(whole, *args)
     return reference.forward(*args)[0] if name == "reference" else _op(*args, block, name)[0]
 
 
@@ -153,8 +154,7 @@ def check(
     if log_decay is not None:
         checks.check_float(op, "log_decay", log_decay)
         checks.check_shape(op, "log_decay", log_decay, (batch, length, q.shape[2]), "B, T, H")
-    if window is not None and window < 1:
-        raise ValueError(f"{op}: expected window to be at least 1, got {window}.")
+    checks.check_count(op, "window", window)
     checks.check_cu_seqlens(op, cu_seqlens, batch)
     if state is None:
         return
@@ -194,7 +194,7 @@ _op = TorchOp(
         "Tensor query_position",
         "Tensor key_position",
     ),
-    options=("float scale", "int window", "int block"),
+    options=("float scale", "int window", "SymInt block"),
     outputs=2,
     backends=BACKENDS,
     fake=_fake,

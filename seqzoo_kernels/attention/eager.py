@@ -59,16 +59,16 @@ def backward(
     """With weights P and dP = do v^T: dS = P * (dP - rowsum(P * dP)). Rows of dS sum to 0, so the gradient of a gate is
     minus the sum of dS over all keys from it on, and that of `bias` is the column sum of dS."""
     q_, k_, v_ = _by_group(q, k, scale), _by_group(k, k), _by_group(v, k)
-    do, out_ = _by_group(grad_out, k), _by_group(out, k)
+    do = _by_group(grad_out, k)
     visible = visible_keys(query_position, key_position, window)
-    inner = (do * out_).sum(-1, keepdim=True)
     dq, dk, dv = torch.empty_like(q_), torch.zeros_like(k_), torch.zeros_like(v_)
     columns = q_.new_zeros(*q_.shape[:3], k.shape[1])
     for rows, keys, decay in _blocks(q_, k_, log_decay, bias, block):
         weights = _weights(_scores(q_, k_, visible, rows, keys, decay), lse[..., rows])
         do_rows = do[..., rows, :]
         dv[..., keys, :] += (weights.mT @ do_rows).sum(2, keepdim=True)
-        d_scores = weights * (do_rows @ v_[..., keys, :].mT - inner[..., rows, :])
+        d_weights = do_rows @ v_[..., keys, :].mT
+        d_scores = weights * (d_weights - (weights * d_weights).sum(-1, keepdim=True))
         dq[..., rows, :] = d_scores @ k_[..., keys, :]
         dk[..., keys, :] += (d_scores.mT @ q_[..., rows, :]).sum(2, keepdim=True)
         columns[..., keys] += d_scores.sum(-2)

@@ -18,17 +18,18 @@ def refusal(
         return f"it has no mode {mode!r}"
     if q.dtype == torch.float64:
         return "it has no second derivative, which float64 inputs are for"
-    if whole and log_decay is None:
-        return None
     learning = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (q, k, log_decay, bias)
     )
-    if q.shape[1] == 1 and not learning:
+    if q.shape[1] == 1:  # with one key the gradient of q is exactly 0, which a fused kernel's is not
+        return "a step's gradients are exact elsewhere" if learning else None
+    if whole and log_decay is None:
         return None
     return "it serves a whole causal pass without window, pack, cache or decay, and decoding steps without gradients"
 
 
 def forward(
+    whole: bool,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -38,7 +39,6 @@ def forward(
     key_position: Tensor,
     scale: float,
     window: int,
-    whole: bool,
 ) -> Tensor:
     mask = None
     if not whole:

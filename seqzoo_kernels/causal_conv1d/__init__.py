@@ -38,7 +38,7 @@ def causal_conv1d(
             sequence give 0.
         max_seqlen: a bound on the longest sequence of the pack; this op has no need of it.
         mode: "parallel", "chunked", "recurrent", or "auto". All have the same gradient.
-        backend: "torch", "reference", or "auto".
+        backend: "torch", "reference" (a plain loop, whatever the mode), or "auto".
         chunk_size: tokens a chunk in the chunked mode.
 
     Returns:
@@ -50,7 +50,7 @@ def causal_conv1d(
     """
     check(x, weight, bias, activation, initial_state, cu_seqlens)
     checks.check_mode("causal_conv1d", mode)
-    checks.check_chunk_size("causal_conv1d", chunk_size)
+    checks.check_count("causal_conv1d", "chunk_size", chunk_size)
     length = max(x.shape[1], 1)
     size = {"chunked": chunk_size or DEFAULT_CHUNK_SIZE, "recurrent": 1}.get(mode, length)
     name = dispatch.pick("causal_conv1d", backend, BACKENDS)
@@ -99,7 +99,7 @@ def _fake(x, weight, bias, initial_state, cu_seqlens, silu, chunk_size):  # type
 _op = TorchOp(
     "causal_conv1d",
     tensors=("Tensor x", "Tensor weight", "Tensor? bias", "Tensor? initial_state", "Tensor? cu_seqlens"),
-    options=("bool silu", "int chunk_size"),
+    options=("bool silu", "SymInt chunk_size"),
     outputs=2,
     backends=BACKENDS,
     fake=_fake,

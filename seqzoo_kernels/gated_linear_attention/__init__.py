@@ -40,7 +40,7 @@ def gated_linear_attention(
             sequence give 0.
         max_seqlen: a bound on the longest sequence of the pack; this op has no need of it.
         mode: "parallel" (one chunk: time and memory T^2), "chunked", "recurrent", or "auto". All have the same gradient.
-        backend: "torch", "reference", or "auto".
+        backend: "torch", "reference" (a plain loop, whatever the mode), or "auto".
         chunk_size: tokens a chunk, rounded up to a power of 2.
 
     Returns:
@@ -54,7 +54,7 @@ def gated_linear_attention(
     """
     check(q, k, v, log_decay, initial_state, cu_seqlens)
     checks.check_mode("gated_linear_attention", mode)
-    checks.check_chunk_size("gated_linear_attention", chunk_size)
+    checks.check_count("gated_linear_attention", "chunk_size", chunk_size)
     if mode == "auto":
         mode = "recurrent" if q.shape[1] == 1 and cu_seqlens is None else "chunked"
     q, k, v = checks.autocast(q, k, v)

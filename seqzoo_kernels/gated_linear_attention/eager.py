@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..checks import state_dtype
-from ..linear_scan.reference import split_decay
+from ..stepping import split_decay
 from .chunks import Chunks
 from .decays import Sums, corner, halves, pair_decay
 from .reference import per_channel
@@ -63,29 +63,34 @@ def backward(
     chunk_size: int,
 ) -> tuple[Optional, ...]:
     """Recomputes the states between chunks, runs their gradients backwards, and needs no division by a gate:
-    within a chunk d gates = reverse cumsum of (q dq - k dk), plus what its last state owes to the future."""
+    a gate a channel has, within a chunk, the reverse cumsum of q dq - k dk from what the last state owes to the future."""
     chunks = Chunks.of(q, cu_seqlens, q.shape[1] if mode == "parallel" else max(chunk_size, 16))
     q_, k_, v_, g = _chunked(chunks, q, k, v, log_decay, scale)
     sums = None if g is None else Sums(g)
     do = chunks.rows(grad_out.to(q_.dtype)).unflatten(1, q_.shape[1:3])
-    attention, dq, dk = _attention_backward(q_, k_, sums, do @ v_.mT)
+    d_attention = do @ v_.mT
+    attention, dq, dk = _attention_backward(q_, k_, sums, d_attention)
     dv = _over_queries(attention.mT @ do)
 
     decays = Decays.of(sums)
     decayed_q, decayed_k = _times(q_, decays.prefix), _times(k_, decays.suffix)
     before, after, _ = chunks.carry(decayed_k.mT @ v_, decays.chunk, chunks.states(initial_state, k_, v_))
-    outgoing, d_initial = chunks.carry_back(
-        _over_queries(decayed_q.mT @ do), decays.chunk, grad_final.to(q_.dtype)
-    )
-    _add_times_(dq, do @ before.mT, decays.prefix)
-    _add_times_(dk, v_ @ outgoing.mT, decays.suffix)
-    dv += decayed_k @ outgoing
+    arriving = _over_queries(decayed_q.mT @ do)
+    outgoing, d_initial = chunks.carry_back(arriving, decays.chunk, grad_final.to(q_.dtype))
+    dq_before, dk_after = _times(do @ before.mT, decays.prefix), _times(v_ @ outgoing.mT, decays.suffix)
+    dq, dk, dv = dq.add_(dq_before), dk.add_(dk_after), dv.add_(decayed_k @ outgoing)
 
     dg = None
     if log_decay is not None:
         assert g is not None
-        differences = _over_queries(q_ * dq).addcmul_(k_, dk, value=-1)
-        dg = _gate_gradient(differences, (after.mul_(outgoing)).sum(-1), g)
+        assert decays.chunk is not None
+        if _per_channel(sums):
+            differences = _over_queries(q_ * dq).addcmul_(k_, dk, value=-1)
+            dg = _channel_gradient(differences, after.mul_(outgoing).sum(-1), g)
+        else:
+            through = before.mul_(decays.chunk).mul_(outgoing).sum((-2, -1))
+            read, written = _over_queries(q_ * dq_before).sum(-1), (k_ * dk_after).sum(-1)
+            dg = _head_gradient(_over_queries(attention * d_attention), read, written, through)
         dg = chunks.tokens(dg[:, :, 0])
         dg = dg if log_decay.dim() == 4 else dg[..., 0]
         dg = (dg.sum((0, 1)) if log_decay.dim() == 1 else dg).to(log_decay.dtype)
@@ -130,13 +135,6 @@ class Decays(NamedTuple):
 
 def _times(x: Tensor, decay: Optional) -> Tensor:
     return x if decay is None else x * decay
-
-
-def _add_times_(total: Tensor, x: Tensor, decay: Optional) -> None:
-    if decay is None:
-        total += x
-    else:
-        total.addcmul_(x, decay)
 
 
 def _over_queries(x: Tensor) -> Tensor:
@@ -201,19 +199,29 @@ def _pair_decay(sums: Sums | None, like: Tensor) -> Tensor:
     return decay
 
 
-def _gate_gradient(differences: Tensor, last: Tensor, g: Tensor) -> Tensor:
+def _channel_gradient(differences: Tensor, last: Tensor, g: Tensor) -> Tensor:
     """Reverse cumsum in the chunk of q dq - k dk, from `last`; the derivative at a gate of -inf is 0."""
-    if g.shape[-1] == 1:
-        differences, last = differences.sum(-1, keepdim=True), last.sum(-1, keepdim=True)
     differences[..., -1, :] += last
     size = g.shape[-2]
     return (g.new_ones(size, size).triu() @ differences).masked_fill_(g == -torch.inf, 0)
 
 
+def _head_gradient(pairs: Tensor, read: Tensor, written: Tensor, through: Tensor) -> Tensor:
+    """Of one gate a head: the sum of all that passes the gate, without a difference.
+
+    `pairs` [..., C, C] is what query i takes from key j, `read` [..., C] what i takes from the state before the chunk,
+    `written` [..., C] what j leaves in the state behind it, and `through` [...] what passes the whole chunk.
+    """
+    ones = pairs.new_ones(pairs.shape[-2:])
+    from_here, before_here = ones.triu(), ones.tril(-1)  # [gate, query] and [gate, key]
+    total = (from_here @ pairs).mul_(before_here).sum(-1, keepdim=True)
+    return total + from_here @ read[..., None] + before_here @ written[..., None] + through[..., None, None]
+
+
 def _recurrent(
     chunks: Chunks, q: Tensor, k: Tensor, v: Tensor, g: Optional, states: Tensor
 ) -> tuple[Tensor, Tensor]:
-    decay, residual = (None, None) if g is None else split_decay(g, None)
+    decay, residual = (None, None) if g is None else split_decay(g)
     out = q.new_empty(*q.shape[:-1], v.shape[-1])
 
     def step(m: int, s: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from ..checks import state_dtype
-from ..linear_scan.reference import split_decay
 from ..sequences import run_each
 
 
@@ -27,16 +26,13 @@ def forward(
     g = torch.zeros_like(k_) if log_decay is None else per_channel(log_decay, batch, length, width).to(dtype)
 
     def one(t: slice, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        decay, residual = split_decay(g[:, t], None)
         s = torch.einsum("btgk,btgv->bgkv", k_[:, :0], v_[:, :0]) if state is None else state.to(dtype)
         out = []
-        for a, r, q_t, k_t, v_t in zip(
-            *(x.unbind(1) for x in (decay, residual, q_[:, t], k_[:, t], v_[:, t])), strict=True
-        ):
-            s = a[..., None] * s + (r[..., None] * s + k_t[..., None] * v_t[..., None, :])
+        for g_t, q_t, k_t, v_t in zip(*(x[:, t].unbind(1) for x in (g, q_, k_, v_)), strict=True):
+            s = g_t.exp()[..., None] * s + k_t[..., None] * v_t[..., None, :]
             out.append(torch.einsum("bgrk,bgkv->bgrv", q_t, s).flatten(1, 2))
         y = torch.stack(out, 1) if out else torch.einsum("bthk,btgv->bthv", q[:, t], v[:, t])
-        return y.to(v.dtype), s
+        return y.to(v.dtype), s.clone()
 
     return run_each(one, length, initial_state, cu_seqlens)
 

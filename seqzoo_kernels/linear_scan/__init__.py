@@ -39,7 +39,7 @@ def linear_scan(
         reverse: run from the last token to the first: h_t = e^{...} h_{t+1} + x_t; the final state is then the one at t = 0.
         mode: "parallel" (blocks of time side by side), "chunked" (chunk after chunk), "recurrent" (token after token), or
             "auto". All have the same gradient.
-        backend: "torch", "reference", or "auto".
+        backend: "torch", "reference" (a plain loop, whatever the mode), or "auto".
         chunk_size: tokens a chunk in the chunked mode.
 
     Returns:
@@ -52,7 +52,7 @@ def linear_scan(
     """
     check(log_decay, x, phase, initial_state, cu_seqlens)
     checks.check_mode("linear_scan", mode)
-    checks.check_chunk_size("linear_scan", chunk_size)
+    checks.check_count("linear_scan", "chunk_size", chunk_size)
     if mode == "auto":
         mode = "recurrent" if x.shape[1] == 1 and cu_seqlens is None else "parallel"
     name = dispatch.pick("linear_scan", backend, BACKENDS)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .reference import split_decay
+from ..stepping import split_decay
 
 Optional = Tensor | None
 Steps = Sequence[Tensor]
@@ -178,7 +178,7 @@ class _Sink:
                 else:
                     torch.mul(k, h, out=dgs[i])
                 return
-            z = k.conj() * h
+            z = torch.conj_physical(k) * h  # a lazy conjugate would be lost under a dispatch mode
             put(dgs[i], z.real)
             put(dphases[i], -z.imag)
 

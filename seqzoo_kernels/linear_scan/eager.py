@@ -110,7 +110,8 @@ def _forward_packed(
     start = (tokens.offset == 0) & tokens.valid
     decay = _row(blocks.decay(g, p.phase), length)
     x = x + take(h_0, tokens.sequence, start) * decay.masked_fill(~start[:, None], 0)
-    h, _ = blocks.scan(_reset(g, tokens), x, p.phase, torch.zeros_like(x[:, :0].sum(1)), mode, chunk_size)
+    phase = p.phase if p.phase is None or p.phase.dim() == 1 else _only(p.phase, tokens)
+    h, _ = blocks.scan(_reset(g, tokens), x, phase, torch.zeros_like(x[:, :0].sum(1)), mode, chunk_size)
     h = h.masked_fill(~tokens.valid[:, None], 0)
     ends = cu.long()[1:] - 1
     return h, torch.where((cu[1:] > cu[:-1])[:, None], take(h[0], ends, ends >= 0), h_0)
@@ -128,13 +129,13 @@ def _backward_packed(
         torch.arange(length, device=cu.device) == take(ends, tokens.sequence, tokens.valid)
     )
     dy = _only(dy, tokens) + take(d_final, tokens.sequence, stop)
-    phase = None if p.phase is None else p.phase.expand(1, length, width)
+    phase = None if p.phase is None else _only(_row(p.phase, length), tokens)
     zero = dy.new_zeros(1, width)
     dg, dx, dphase, _ = blocks.scan_backward(_reset(g, tokens), phase, h, zero, dy, zero)
     # what the first token of a sequence hands to its initial state, by the decay that the reset replaced
     k = _row(blocks.decay(g, p.phase, conjugate=True), length) * dx
     k = k.masked_fill(~start[:, None], 0)
-    z = k.conj() * take(h_0, tokens.sequence, start)
+    z = torch.conj_physical(k) * take(h_0, tokens.sequence, start)
     dg = (dg + (z.real if z.is_complex() else z)).masked_fill(~tokens.valid[:, None], 0)
     if dphase is not None and p.phase is not None:
         dphase = (dphase - z.imag).masked_fill(~tokens.valid[:, None], 0)

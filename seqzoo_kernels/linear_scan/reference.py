@@ -32,31 +32,21 @@ def forward(
 def _scan(
     log_decay: Tensor, x: Tensor, phase: Tensor | None, h: Tensor | None, reverse: bool
 ) -> tuple[Tensor, Tensor]:
-    decay, residual = split_decay(log_decay, phase)
-    dtype = decay.dtype
+    dtype = state_dtype(log_decay.dtype)
+    decay = log_decay.to(dtype).exp()
+    if phase is not None:
+        angle = phase.to(dtype)
+        decay = torch.complex(decay * angle.cos(), decay * angle.sin())
+        dtype = decay.dtype
     h = torch.zeros_like(x[:, :0].sum(1), dtype=dtype) if h is None else h.to(dtype)
-    steps = list(zip(decay.unbind(1), residual.unbind(1), x.to(dtype).unbind(1), strict=True))
+    steps = list(zip(decay.unbind(1), x.to(dtype).unbind(1), strict=True))
     out = []
-    for a, r, x_t in reversed(steps) if reverse else steps:
-        h = a * h + (r * h + x_t)
+    for a, x_t in reversed(steps) if reverse else steps:
+        h = a * h + x_t
         out.append(h)
     if not out:
-        return x.to(out_dtype(x, phase)), h
+        return x.to(out_dtype(x, phase)), h.clone()
     return torch.stack(out[::-1] if reverse else out, 1).to(out_dtype(x, phase)), h
-
-
-def split_decay(log_decay: Tensor, phase: Tensor | None) -> tuple[Tensor, Tensor]:
-    """e^{log_decay + i phase} rounded to the state's dtype, and what the rounding lost.
-
-    Steps with a decay near 1 repeat the same rounding at every t; with the remainder they do not drift.
-    """
-    dtype = state_dtype(log_decay.dtype)
-    exact = log_decay.double().exp()
-    if phase is not None:
-        exact = torch.polar(exact, phase.double())
-        dtype = dtype.to_complex()
-    decay = exact.to(dtype)
-    return decay, (exact - decay).to(dtype)
 
 
 def out_dtype(x: Tensor, phase: Tensor | None) -> torch.dtype:

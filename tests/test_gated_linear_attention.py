@@ -1,0 +1,183 @@
+"""gated_linear_attention: the laws of an op, and what is its own."""
+
+import oracles
+import pytest
+import torch
+from op_cases import Case, check, gates
+from op_laws import OpLaws, each_mode, each_torch_mode
+
+from seqzoo_kernels import gated_linear_attention, precision
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+
+class TestGatedLinearAttention(OpLaws):
+    op = "gated_linear_attention"
+    variants = ["channel", "head", "none", "constant", "channel grouped", "head grouped scaled"]
+
+    def make(self, variant, *, T, B=2, size=3, seed=0, gate="extreme", state=True, cu=None):
+        generator = torch.Generator().manual_seed(seed)
+        words = variant.split()
+        N, B = (len(cu) - 1, 1) if cu else (B, B)
+        K, V = size, size + 2
+        G, H = (2, 4) if "grouped" in words else (1, 1) if size > 12 else (2, 2)
+
+        def normal(*shape):
+            return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+        inputs = {"q": normal(B, T, H, K), "k": normal(B, T, G, K), "v": normal(B, T, G, V)}
+        shape = {"channel": (B, T, G, K), "head": (B, T, G), "constant": (G,)}.get(words[0])
+        if shape:
+            inputs["log_decay"] = gates(shape, gate, generator)
+        if state:
+            inputs["initial_state"] = normal(N, G, K, V)
+        options = {"scale": 0.7} if "scaled" in words else {}
+        if cu:
+            options["cu_seqlens"] = torch.tensor(cu)
+            for n, x in inputs.items():
+                if n != "initial_state" and x.dim() >= 3:
+                    x[:, cu[-1] :] = torch.nan
+        return Case(self.op, inputs, options)
+
+
+def call_with(log_decay, *, K=16, V=16, seed=0, H=1):
+    """A case of one row whose log-decay is given, in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    T = log_decay.shape[1]
+    q, k = (torch.randn(1, T, H, K, generator=generator, dtype=torch.float64) for _ in range(2))
+    v = torch.randn(1, T, H, V, generator=generator, dtype=torch.float64)
+    return Case("gated_linear_attention", {"q": q, "k": k, "v": v, "log_decay": log_decay}, {})
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("per", ["channel", "head"])
+@each_mode
+def test_one_closed_gate(backend, mode, per, dtype):
+    """-inf at t = 7: the two halves are run separately, every gradient is finite, and the gate's own is 0."""
+    generator = torch.Generator().manual_seed(0)
+    log_decay = gates((1, 40, 1, 16) if per == "channel" else (1, 40, 1), "mild", generator)
+    log_decay[:, 7] = -torch.inf
+    case = call_with(log_decay)
+    result = check(case, backend, mode, dtype)
+    assert (result["d_log_decay"][:, 7] == 0).all()
+    inputs = case.cast(dtype)
+    second = case.run({n: x[:, 7:] for n, x in inputs.items()}, backend=backend, mode=mode)
+    precision.check_close(
+        result["out"][:, 7:], second["out"].double(), second["out"], dtype=dtype, name="second half"
+    )
+
+
+@pytest.mark.parametrize("size", [-20.0, -90.0, -1e3, -1e6, -1e9])
+@pytest.mark.parametrize("per", ["channel", "head"])
+@each_torch_mode
+def test_one_large_gate_spoils_no_other(mode, per, size):
+    """A float32 cumsum would absorb the gates after a large one."""
+    generator = torch.Generator().manual_seed(1)
+    log_decay = gates((1, 70, 1, 16) if per == "channel" else (1, 70, 1), "mild", generator)
+    log_decay[:, 7] = size
+    result = check(call_with(log_decay), "torch", mode, torch.float32)
+    assert all(torch.isfinite(x).all() for x in result.values())
+
+
+@each_torch_mode
+def test_strong_gates_at_every_step(mode):
+    """Sums of log-decays beyond 90 within a chunk: nothing overflows, the chunk size decides nothing."""
+    for per in ((1, 80, 1, 16), (1, 80, 1)):
+        log_decay = -20 * torch.rand(per, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+        case = call_with(log_decay)
+        for chunk_size in (None, 4, 16, 64):
+            check(case, "torch", mode, torch.float32, chunk_size=chunk_size)
+
+
+@each_torch_mode
+def test_gates_of_all_kinds_in_one_chunk(mode):
+    kinds = torch.tensor([-torch.inf, -1e-6, -1e9, -1e-6, 0.0, -3e-4, -1e-6, -80.0], dtype=torch.float64)
+    log_decay = kinds.repeat(10)[None, :, None, None].expand(1, 80, 1, 4).clone()
+    log_decay[..., 1] = log_decay[..., 1].roll(3, dims=1)  # channels that close at different times
+    log_decay[..., 2] = -1e-6
+    for dtype in (torch.float64, torch.float32):
+        for case in (call_with(log_decay, K=4), call_with(log_decay[..., 1], K=4)):
+            result = check(case, "torch", mode, dtype)
+            assert (result["d_log_decay"][torch.isinf(case.inputs["log_decay"])] == 0).all()
+
+
+@pytest.mark.parametrize("size", [100, 96, 128])
+@each_torch_mode
+def test_wide_heads(mode, size):
+    case = call_with(
+        gates((1, 40, 1, size), "mild", torch.Generator().manual_seed(0)), K=size, V=size // 2 + 3
+    )
+    check(case, "torch", mode, torch.float32, layout="strided")
+
+
+@each_torch_mode
+def test_half_precision_error_does_not_grow_with_length(mode):
+    T = 1500
+    case = call_with(gates((1, T, 1, 4), "mild", torch.Generator().manual_seed(0)), K=4, V=3)
+    inputs = case.cast(torch.bfloat16)
+    wide = {n: x.double().numpy() for n, x in inputs.items()}
+    out, final = oracles.numpy_gated_linear_attention(**wide)
+    ours = case.run(inputs, backend="torch", mode=mode)
+    reference = case.run(inputs, backend="reference")
+    out, final = torch.from_numpy(out), torch.from_numpy(final)
+    for part in (slice(0, 100), slice(T - 100, T)):
+        precision.check_close(
+            ours["out"][:, part], out[:, part], reference["out"][:, part], dtype=torch.bfloat16, name="out"
+        )
+    precision.check_close(ours["final"], final, reference["final"], dtype=torch.bfloat16, name="final")
+
+
+@each_torch_mode
+def test_decoding_equals_the_full_pass(mode):
+    case = TestGatedLinearAttention().make("channel", T=200, B=1, gate="near_one", state=False)
+    check(case, "torch", mode, torch.bfloat16, cuts=list(range(1, 200)))
+
+
+@each_torch_mode
+def test_special_cases_are_one_another(mode):
+    """No decay is a decay of 0; a head's decay is the same one in each of its channels; constant is the same at each step."""
+    q, k, v = (torch.randn(2, 33, 2, 4, dtype=torch.float64) for _ in range(3))
+    g = torch.tensor([-0.3, -2.0], dtype=torch.float64)
+
+    def run(log_decay):
+        return gated_linear_attention(q, k, v, log_decay, backend="torch", mode=mode)
+
+    for one, two in [
+        (run(None), run(torch.zeros(2, 33, 2, dtype=torch.float64))),
+        (run(g), run(g.expand(2, 33, 2))),
+        (run(g.expand(2, 33, 2)), run(g[:, None].expand(2, 33, 2, 4))),
+    ]:
+        for x, y in zip(one, two, strict=True):
+            precision.check_close(x, y, None, dtype=torch.float64, name="special case")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"q": (2, 3, 4)}, r"q.*\(2, 3, 4\)"),
+        ({"k": (2, 3, 2, 5)}, r"\(2, 3, 2, 5\)"),
+        ({"k": (2, 4, 2, 4)}, r"\(2, 4, 2, 4\)"),
+        ({"v": (2, 3, 1, 5)}, r"\(2, 3, 1, 5\)"),
+        ({"k": (2, 3, 3, 4), "v": (2, 3, 3, 5)}, r"H|heads"),
+        ({"log_decay": (2, 3, 2, 5)}, r"log_decay.*\(2, 3, 2, 5\)"),
+        ({"log_decay": (2, 3, 3)}, r"log_decay.*\(2, 3, 3\)"),
+        ({"log_decay": (3,)}, r"log_decay.*\(3,\)"),
+        ({"log_decay": (2, 4)}, r"log_decay.*\(2, 4\)"),
+        ({"initial_state": (2, 2, 5, 4)}, r"initial_state.*\(2, 2, 5, 4\)"),
+        ({"initial_state": (2, 2, 4)}, r"initial_state.*\(2, 2, 4\)"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_wrong_shapes(change, text, backend):
+    arguments = {"q": torch.zeros(2, 3, 2, 4), "k": torch.zeros(2, 3, 2, 4), "v": torch.zeros(2, 3, 2, 5)}
+    arguments.update({n: torch.zeros(shape) for n, shape in change.items()})
+    with pytest.raises(ValueError, match=rf"gated_linear_attention: .*{text}"):
+        gated_linear_attention(**arguments, backend=backend)
+
+
+def test_wrong_dtypes():
+    q, k, v = (torch.zeros(1, 3, 2, 4) for _ in range(3))
+    with pytest.raises(TypeError, match=r"gated_linear_attention: .*v.*(float64|bfloat16)"):
+        gated_linear_attention(q, k, v.to(torch.bfloat16))
+    with pytest.raises(TypeError, match=r"gated_linear_attention: .*complex"):
+        gated_linear_attention(q.to(torch.complex64), k, v)
