@@ -1,0 +1,139 @@
+"""The commands of ``seqzoo``. Importing this module imports typer; ``seqzoo.cli.main`` runs them."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+import seqzoo
+from seqzoo.lab.compare import DEFAULT_MIXERS, Comparison, Result, compare_mixers
+from seqzoo.lab.data import NextByte, load_text
+from seqzoo.lab.errors import LabError, asked_by_user
+from seqzoo.lab.train import TrainConfig
+
+app = typer.Typer(
+    help="Token mixers, swapped by name.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@app.command("list")
+def list_(
+    pattern: Annotated[str, typer.Argument(help="A name with wildcards, such as 'hgr*'.")] = "*",
+    op: Annotated[str | None, typer.Option(help="Only mixers of this op.")] = None,
+    growth: Annotated[str | None, typer.Option(help="Only mixers whose state grows so.")] = None,
+) -> None:
+    """List the registered mixers."""
+    from seqzoo.lab.progress import console
+    from seqzoo.lab.tables import mixers_table
+
+    with asked_by_user():
+        names = seqzoo.list_mixers(pattern, op=op, growth=growth)
+    if not names:
+        raise LabError(f"no such mixer; there are {', '.join(seqzoo.list_mixers())}")
+    console().print(mixers_table(names))
+
+
+@app.command()
+def info(name: Annotated[str, typer.Argument(help="A registered mixer.")]) -> None:
+    """Say what a mixer is and which options it takes."""
+    with asked_by_user():
+        record = seqzoo.mixer_info(name)
+    facts = {
+        "name": record.name,
+        "paper": record.paper,
+        "class": f"{record.cls.__module__}:{record.cls.__qualname__}",
+        "op": record.op,
+        "modes": ", ".join(record.modes),
+        "state": record.growth,
+    }
+    for fact, value in facts.items():
+        typer.echo(f"{fact:9}{value}")
+    for number, (option, default) in enumerate(record.options.items()):
+        typer.echo(f"{'' if number else 'options':9}{option} = {default!r}")
+    typer.echo(f"\n{inspect.getdoc(record.cls)}")
+
+
+@app.command()
+def compare(
+    mixers: Annotated[
+        str,
+        typer.Option(
+            help="Names with commas between; 'a+b' alternates over the layers; 'package.module:Class' is your own."
+        ),
+    ] = ",".join(DEFAULT_MIXERS),
+    data: Annotated[
+        Path | None, typer.Option(help="A file or a folder of text [default: Python's own library source].")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for config.json and metrics.jsonl.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the results in --out.")] = False,
+    dim: Annotated[int, typer.Option(help="Width of the model.")] = Comparison.dim,
+    depth: Annotated[int, typer.Option(help="Layers.")] = Comparison.depth,
+    seq_len: Annotated[int, typer.Option(help="Bytes in a sequence.")] = 128,
+    batch_size: Annotated[int, typer.Option(help="Sequences in a step.")] = TrainConfig.batch_size,
+    steps: Annotated[int, typer.Option(help="Training steps of each mixer.")] = TrainConfig.steps,
+    lr: Annotated[float, typer.Option(help="Highest learning rate.")] = TrainConfig.lr,
+    seed: Annotated[int, typer.Option(help="The first seed, of parameters and batches.")] = 0,
+    seeds: Annotated[int, typer.Option(help="Seeds to run; figures become mean ± sd.")] = 1,
+    threads: Annotated[
+        int, typer.Option(help="CPU threads; 0 leaves it to torch, which pays for wide models on idle cores.")
+    ] = 1,
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes a GPU if there is one.")
+    ] = "auto",
+) -> None:
+    """Train mixers side by side on the same bytes and compare what each costs and reaches."""
+    from seqzoo.lab.progress import ComparisonProgress, console
+    from seqzoo.lab.tables import comparison_table
+
+    set_threads(threads)
+    comparison = Comparison(
+        mixers=tuple(name.strip() for name in mixers.split(",") if name.strip()),
+        dim=dim,
+        depth=depth,
+        seeds=tuple(range(seed, seed + seeds)),
+        device=find_device(device),
+        training=TrainConfig(steps=steps, batch_size=batch_size, lr=lr),
+    )
+    task = NextByte(load_text(data, seq_len), seq_len)
+    results: list[Result] = []
+    progress = ComparisonProgress(comparison, task.metric_name)
+    try:
+        with progress:
+            for result in compare_mixers(
+                comparison, task, out=out, overwrite=overwrite, on_step=progress.on_step
+            ):
+                results.append(result)
+                progress.on_result(result)
+    finally:  # stopped early, the finished runs still count
+        if results:
+            console().print(comparison_table(comparison, task, results))
+
+
+def set_threads(count: int) -> None:
+    """Let torch use ``count`` CPU threads, or with 0 as many as it likes.
+
+    The default is 1: at the default width a second thread gains little, and its waiting costs a lot once the
+    cores are shared with anything else.
+    """
+    if count < 0:
+        raise LabError(f"threads: expected 0 or more, got {count}")
+    if count:
+        torch.set_num_threads(count)
+
+
+def find_device(name: str) -> str:
+    """The device of that name, tried out; for "auto", a GPU if there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=name).item()
+    except (RuntimeError, AssertionError) as error:
+        raise LabError(f"device: {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    return name

@@ -1,0 +1,169 @@
+"""The comparison: several mixers, each trained with the same budget on the same batches."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+import seqzoo
+from seqzoo.lab.errors import LabError, asked_by_user
+from seqzoo.lab.folder import ResultsFolder
+from seqzoo.lab.measure import decode_speed, parameter_count
+from seqzoo.lab.train import StepRecord, Task, TrainConfig, Trainer
+
+DEFAULT_MIXERS = ("hgru", "hgrn2", "gla", "lru", "attention")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared, and what is the same for all: everything but the mixers and the seed.
+
+    A mixer is a name, or names joined by ``+`` that alternate over the depth: ``"hgrn2+attention"``.
+    """
+
+    mixers: tuple[str, ...] = DEFAULT_MIXERS
+    dim: int = 128
+    depth: int = 2
+    seeds: tuple[int, ...] = (0,)
+    device: str = "cpu"
+    training: TrainConfig = field(default_factory=TrainConfig)
+
+    def __post_init__(self) -> None:
+        """Refuse an empty or ambiguous comparison."""
+        for name, values in (("mixers", self.mixers), ("seeds", self.seeds)):
+            if not values:
+                raise LabError(f"{name}: expected at least one")
+            if len(set(values)) < len(values):
+                raise LabError(f"{name}: each can be named once, got {', '.join(map(str, values))}")
+        for name in ("dim", "depth"):
+            if getattr(self, name) < 1:
+                raise LabError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+        if not all(0 <= seed < 2**32 for seed in self.seeds):
+            raise LabError(f"seed: expected 0 or more, below 2**32, got {', '.join(map(str, self.seeds))}")
+
+    @property
+    def runs(self) -> list[Run]:
+        """Every mixer with the first seed, then every mixer with the next: stopped early, it is still fair."""
+        return [Run(mixer, seed) for seed in self.seeds for mixer in self.mixers]
+
+
+class Run(NamedTuple):
+    """One model of a comparison."""
+
+    mixer: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run measured."""
+
+    mixer: str
+    seed: int
+    parameters: int
+    state_bytes: int  # per sequence, after seq_len tokens
+    train_tokens_per_second: float
+    decode_tokens_per_second: float
+    seconds: float  # the whole run: training, evaluation, decoding
+    metric: float  # of the task, on its validation part
+
+
+def compare_mixers(
+    comparison: Comparison,
+    task: Task,
+    *,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    on_step: Callable[[Run, StepRecord], None] = lambda run, record: None,
+) -> Iterator[Result]:
+    """Train and measure one run after the other, yielding each result when it is there.
+
+    ``out`` is a folder for the configuration and the metrics. Every model is built once, and the folder opened,
+    before the first step, so that a wrong name or place costs no time. Raises LabError, or the folder's OSError.
+    """
+    task.metric()  # so that a missing torchmetrics shows now
+    models = {mixer: build_model(comparison, task, mixer, seed=0).config for mixer in comparison.mixers}
+    with ExitStack() as stack:
+        folder = stack.enter_context(ResultsFolder(out, overwrite=overwrite)) if out is not None else None
+        if folder:
+            folder.write_config({"comparison": asdict(comparison), "models": models, "task": task.describe()})
+        for run in comparison.runs:
+            yield _train_and_measure(comparison, task, run, folder, on_step)
+
+
+def build_model(comparison: Comparison, task: Task, mixer: str, *, seed: int) -> seqzoo.LanguageModel:
+    """The model of one run, its parameters drawn from ``seed``; LabError for a name or a size that cannot be."""
+    pattern = [name.strip() for name in mixer.split("+")]
+    if len(pattern) > comparison.depth:
+        raise LabError(f"mixers: {mixer!r} needs a depth of {len(pattern)} or more, got {comparison.depth}")
+    torch.manual_seed(seed)
+    with asked_by_user():
+        model = seqzoo.LanguageModel(task.vocab_size, comparison.dim, comparison.depth, mixer=pattern)
+    return model.to(comparison.device)
+
+
+def _train_and_measure(
+    comparison: Comparison,
+    task: Task,
+    run: Run,
+    folder: ResultsFolder | None,
+    on_step: Callable[[Run, StepRecord], None],
+) -> Result:
+    """One run from its first step to its result."""
+
+    def log(event: str, values: dict[str, object]) -> None:
+        if folder:  # the metric under its own name, for whoever reads the lines without knowing the task
+            folder.log(
+                event, {task.metric_name if name == "metric" else name: values[name] for name in values}
+            )
+
+    def watch(record: StepRecord) -> None:
+        log("step", {**run._asdict(), **record._asdict()})
+        on_step(run, record)
+
+    start = time.perf_counter()
+    model = build_model(comparison, task, run.mixer, seed=run.seed)
+    trainer = Trainer(model, task, comparison.training, seed=run.seed)
+    try:
+        metric = trainer.run(watch)
+    except LabError as error:
+        raise LabError(f"{run.mixer}: {error}") from error
+    result = Result(
+        mixer=run.mixer,
+        seed=run.seed,
+        parameters=parameter_count(model),
+        state_bytes=model.state_size(task.seq_len),
+        train_tokens_per_second=trainer.tokens_per_second,
+        decode_tokens_per_second=decode_speed(model, task.seq_len),
+        seconds=time.perf_counter() - start,
+        metric=metric,
+    )
+    log("result", asdict(result))
+    return result
+
+
+class Spread(NamedTuple):
+    """Mean and standard deviation over the seeds; the deviation is NaN for one seed."""
+
+    mean: float
+    sd: float
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and sample standard deviation."""
+    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else float("nan"))
+
+
+def by_mixer(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """The results of each mixer, in the order in which the mixers came."""
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        groups.setdefault(result.mixer, []).append(result)
+    return groups
