@@ -142,7 +142,7 @@ class _Layout:
                 return (value * self.block).expand(self.batch, self.n, -1)
             return value[:, : self.done].unflatten(1, (self.n, self.block)).sum(2)
 
-        angle = None if phase is None else total(phase.to(g.dtype))
+        angle = None if phase is None else total(phase.double())  # many turns: float32 would lose the place
         return decay(total(g), angle, conjugate=conjugate).expand(self.batch, self.n, self.width)
 
 
@@ -193,13 +193,14 @@ def decay(g: Tensor, phase: Optional, *, conjugate: bool = False) -> Tensor:
     modulus = g.exp()
     if phase is None:
         return modulus
-    angle = phase.to(g.dtype)
+    angle = phase if phase.dtype == torch.float64 else phase.to(g.dtype)
+    cos, sin = angle.cos().to(g.dtype), angle.sin().to(g.dtype)
     result = torch.empty(
         torch.broadcast_shapes(g.shape, phase.shape), dtype=g.dtype.to_complex(), device=g.device
     )
     parts = torch.view_as_real(result)
-    torch.mul(modulus, angle.cos(), out=parts[..., 0])
-    torch.mul(modulus, angle.sin() * (-1 if conjugate else 1), out=parts[..., 1])
+    torch.mul(modulus, cos, out=parts[..., 0])
+    torch.mul(modulus, -sin if conjugate else sin, out=parts[..., 1])
     return result
 
 
