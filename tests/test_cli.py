@@ -56,6 +56,20 @@ def test_list(seqzoo_cli):
     assert "attention" not in out
 
 
+def test_bench(seqzoo_cli, tmp_path):
+    size = "--dim 16 --depth 1 --seq-len 8 --batch-size 1 --contexts 4 --threads 1".split()
+    status, out, _ = seqzoo_cli("bench", "--mixers", "gla", *size, "--out", str(tmp_path / "b.json"))
+    assert status == 0
+    assert "training ms/step" in out
+    figures = json.loads((tmp_path / "b.json").read_text())["figures"]
+    assert {(f["code"], f["quantity"]) for f in figures if f["mixer"] == "gla"} >= {
+        ("seqzoo", "training ms/step"),
+        ("plain", "training ms/step"),
+        ("seqzoo", "decode tokens/s to 4"),
+    }
+    assert all(f["value"] > 0 for f in figures)
+
+
 @pytest.mark.parametrize("name", seqzoo.list_mixers())
 def test_info(seqzoo_cli, name):
     status, out, _ = seqzoo_cli("info", name)

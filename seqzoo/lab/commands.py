@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import inspect
+import json
+import platform
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +14,7 @@ import torch
 import typer
 
 import seqzoo
+from seqzoo.lab.bench import Shape, decode_figures, training_figures
 from seqzoo.lab.compare import DEFAULT_MIXERS, Comparison, Result, compare_mixers
 from seqzoo.lab.data import NextByte, load_text
 from seqzoo.lab.errors import LabError, asked_by_user
@@ -116,6 +121,34 @@ def compare(
             console().print(comparison_table(comparison, task, results))
 
 
+@app.command()
+def bench(
+    mixers: Annotated[str, typer.Option(help="Names with commas between.")] = ",".join(DEFAULT_MIXERS),
+    dim: Annotated[int, typer.Option(help="Width of the model.")] = Shape.dim,
+    depth: Annotated[int, typer.Option(help="Layers.")] = Shape.depth,
+    batch_size: Annotated[int, typer.Option(help="Sequences in a training step.")] = Shape.batch_size,
+    seq_len: Annotated[int, typer.Option(help="Tokens in a sequence.")] = Shape.length,
+    contexts: Annotated[
+        str, typer.Option(help="Context lengths to decode to, with commas between.")
+    ] = "256,2048",
+    threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves it to torch.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Also write the figures to this JSON file.")] = None,
+) -> None:
+    """Time a training step and decoding of each mixer beside the plain code for it."""
+    from seqzoo.lab.progress import console
+    from seqzoo.lab.tables import figures_table
+
+    set_threads(threads)
+    names = [name.strip() for name in mixers.split(",") if name.strip()]
+    shape = Shape(dim, depth, batch_size, seq_len)
+    lengths = [int(length) for length in contexts.split(",") if length.strip().isdigit()]
+    figures = training_figures(names, shape) + decode_figures(names, shape, lengths)
+    console().print(figures_table(figures))
+    if out is not None:
+        record = {"versions": versions(), "threads": torch.get_num_threads(), "shape": asdict(shape)}
+        out.write_text(json.dumps({**record, "figures": [asdict(f) for f in figures]}, indent=1) + "\n")
+
+
 def set_threads(count: int) -> None:
     """Let torch use ``count`` CPU threads, or with 0 as many as it likes.
 
@@ -137,3 +170,14 @@ def find_device(name: str) -> str:
     except (RuntimeError, AssertionError) as error:
         raise LabError(f"device: {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
     return name
+
+
+def versions() -> dict[str, str]:
+    """What a figure depends on besides the code."""
+    return {
+        "date": datetime.date.today().isoformat(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "seqzoo": seqzoo.__version__,
+        "machine": platform.machine(),
+    }

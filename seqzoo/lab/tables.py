@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 
 import seqzoo
+from seqzoo.lab.bench import Figure
 from seqzoo.lab.compare import Comparison, Result, by_mixer, spread
 from seqzoo.lab.data import NextByte
 
@@ -51,6 +52,17 @@ def mixers_table(names: Sequence[str]) -> Table:
     table.add_column("summary")
     for info in map(seqzoo.mixer_info, names):
         table.add_row(info.name, info.op, info.growth, info.summary)
+    return table
+
+
+def figures_table(figures: Sequence[Figure]) -> Table:
+    """A row a measurement."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for header in ("quantity", "mixer", "code"):
+        table.add_column(header, no_wrap=True)
+    table.add_column("value", justify="right")
+    for figure in sorted(figures, key=lambda f: (f.quantity, f.mixer)):
+        table.add_row(figure.quantity, figure.mixer, figure.code, f"{figure.value:,.1f}")
     return table
 
 

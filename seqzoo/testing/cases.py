@@ -1,0 +1,143 @@
+"""A case of a law: a mixer with weights, tokens and a state that are all drawn from one seed."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import seqzoo_kernels
+from seqzoo import TokenMixer, states
+
+from .comparing import Measured, Route, Shared, State, compare, measure
+
+Make = Callable[[], TokenMixer]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a law tests on. Laws never change it: `measure` copies its tensors."""
+
+    mixer: TokenMixer
+    x: Tensor  # [B, T, D]
+    state: State  # of batch B, or of batch N for a pack
+    shared: Shared
+
+    def measure(self, route: Route) -> Measured:
+        """What `route` gives on this case."""
+        return measure(route, self.mixer, self.x, self.state, self.shared)
+
+    def in_float64(self) -> "Case":
+        """The same numbers in float64."""
+        return Case(
+            copy.deepcopy(self.mixer).double(),
+            self.x.double(),
+            states.map_state(_double, self.state),
+            None if self.shared is None else {name: v.double() for name, v in self.shared.items()},
+        )
+
+    def with_length(self, length: int) -> "Case":
+        """The same mixer and state with `length` other tokens."""
+        x = _normal(torch.Generator().manual_seed(length), self.x.shape[0], length, self.x.shape[2]).to(
+            self.x
+        )
+        return replace(self, x=x)
+
+
+def draw(
+    make: Make,
+    *,
+    batch: int = 2,
+    length: int = 17,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    shared: bool = False,
+    history: int = 5,
+    sequences: int | None = None,
+    scale: float = 1.0,
+) -> Case:
+    """A case: `batch` rows of `length` tokens, and a state for each row (of each of `sequences` sequences, for a pack).
+
+    Weights are those of `make()`, moved a little, so that no initial zero hides a fault. Tokens are N(0, 1); of each three, the
+    first is `scale` times smaller and the third `scale` times larger. The state has seen `history` tokens, up to two less in
+    some rows. With `shared`, the mixer gets what it `reads`, in (0, 1).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    mixer = build(make, dtype, seed)
+    device = next(mixer.parameters()).device
+    x = _normal(generator, batch, length, mixer.dim)
+    x = x * torch.tensor([1 / scale, 1.0, scale])[torch.arange(length) % 3, None]
+    given = None
+    if shared:
+        given = {
+            name: 0.1
+            + 0.8
+            * torch.rand((batch, length) * (kind == "token") + (mixer.shared_dim(name),), generator=generator)
+            for name, kind in type(mixer).reads.items()
+        }
+        given = {name: v.to(device, dtype) for name, v in given.items()}
+    seen = [max(history - row % 3, 0) for row in range(batch if sequences is None else sequences)]
+    earlier = _normal(generator, len(seen), history, mixer.dim).to(device, dtype)
+    with torch.no_grad():
+        runs = [mixer(earlier[row : row + 1, :n])[1] for row, n in enumerate(seen)]
+    return Case(mixer, x.to(device, dtype), stack(runs, mixer.init_state(0)), given)
+
+
+def build(make: Make, dtype: torch.dtype, seed: int) -> TokenMixer:
+    """A mixer whose weights are drawn from `seed`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        mixer = make().to(dtype)
+        with torch.no_grad():
+            for parameter in mixer.parameters():
+                parameter.add_(0.05 * torch.randn(parameter.shape).to(parameter))
+    return mixer
+
+
+def agree(case: Case, left: Route, right: Route) -> Measured:
+    """`left` as it runs meets law 8 with `right` as the plain reference runs it, in float64 and in the case's dtype."""
+    result = case.measure(left)
+    with seqzoo_kernels.use_backend("reference"):
+        exact = case.in_float64().measure(right)
+        reference = exact if case.x.dtype == torch.float64 else case.measure(right)
+    compare(result, exact, reference, case.x.dtype)
+    return result
+
+
+def stack(parts: Sequence[State], empty: State) -> State:
+    """One state from several, row after row; a shorter cache gets dead slots, which are zero."""
+    if not parts:
+        return empty
+    if isinstance(parts[0], Tensor):
+        slots = max(p.shape[1] for p in parts) if parts[0].dim() > 1 else 0
+        return torch.cat([_with_slots(p, slots) for p in parts])
+    fields = [stack(field, ()) for field in zip(*parts, strict=True)]
+    return type(parts[0])(*fields) if hasattr(parts[0], "_fields") else type(parts[0])(fields)
+
+
+def row(state: State, index: int) -> State:
+    """One row of a state, as a state of batch 1."""
+    return states.map_state(lambda t: t[index : index + 1], state)
+
+
+def per_token(mixer: TokenMixer, shared: Shared, index: Any) -> Shared:
+    """`shared`, with what has one entry a token indexed as the tokens are."""
+    if shared is None:
+        return None
+    return {name: v[index] if type(mixer).reads[name] == "token" else v for name, v in shared.items()}
+
+
+def _with_slots(part: Tensor, slots: int) -> Tensor:
+    if part.dim() < 2 or part.shape[1] == slots:
+        return part
+    return torch.cat([part, part.new_zeros(part.shape[0], slots - part.shape[1], *part.shape[2:])], 1)
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _normal(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=generator)
