@@ -60,18 +60,20 @@ class TorchOp:
             mutates_args=(),
             schema=f"({given}, {arguments}) -> ({_tensors(len(tensors))})",
         )
-        self._forward.register_fake(lambda *args: fake(*args[:-1]))
+        self._forward.register_fake(lambda *args: fake(*args[:-1]) if outputs > 1 else fake(*args[:-1])[0])
         self._backward.register_fake(self._fake_backward)
         torch.library.register_autograd(self._forward, self._differentiate, setup_context=_keep_all)
         torch.library.register_autograd(self._backward, self._differentiate_twice, setup_context=_keep_inputs)
 
     def __call__(self, *args: Any) -> tuple[Tensor, ...]:
-        return self._forward(*args)
+        result = self._forward(*args)
+        return (result,) if self.num_outputs == 1 else result
 
-    def _run_forward(self, *args: Any) -> tuple[Tensor, ...]:
+    def _run_forward(self, *args: Any) -> Any:
         *inputs, backend = args
         with _without_autocast(inputs):
-            return tuple(t.contiguous() for t in self.backends[backend].forward(*inputs))
+            result = tuple(t.contiguous() for t in self.backends[backend].forward(*inputs))
+        return result[0] if self.num_outputs == 1 else result
 
     def _run_backward(self, *args: Any) -> tuple[Tensor, ...]:
         *given, backend = args

@@ -93,11 +93,12 @@ def attention(
             bias = torch.cat([state.bias, state.bias.new_zeros(k.shape[0], k.shape[1], q.shape[2])], 1)
     whole = cu_seqlens is None and not state.k.shape[1] and not (window and window < q.shape[1])
     name = _pick(backend, q, k, log_decay, bias, mode, whole)
-    if mode == "auto":
-        mode = "parallel" if q.shape[1] <= 2 * DEFAULT_CHUNK_SIZE else "chunked"
-    block = {"parallel": max(q.shape[1], 1), "chunked": chunk_size or DEFAULT_CHUNK_SIZE, "recurrent": 1}[
-        mode
-    ]
+    block = {
+        "auto": 0,
+        "parallel": max(q.shape[1], 1),
+        "chunked": chunk_size or DEFAULT_CHUNK_SIZE,
+        "recurrent": 1,
+    }[mode]
     args = (q, keys, values, log_decay, bias, position, key_position, scale, window or 0)
     out = _run(name, args, block, whole)
     return (
@@ -177,10 +178,7 @@ def check(
 
 
 def _fake(q, k, v, log_decay, bias, query_position, key_position, scale, window, block):  # type: ignore[no-untyped-def]
-    batch, length, heads, _ = q.shape
-    groups = k.shape[2]
-    lse = q.new_empty(batch, groups, heads // groups, length, dtype=checks.state_dtype(q.dtype))
-    return v.new_empty(batch, length, heads, v.shape[3]), lse
+    return (v.new_empty(*q.shape[:3], v.shape[3]),)
 
 
 _op = TorchOp(
@@ -195,7 +193,7 @@ _op = TorchOp(
         "Tensor key_position",
     ),
     options=("float scale", "int window", "SymInt block"),
-    outputs=2,
+    outputs=1,
     backends=BACKENDS,
     fake=_fake,
     plain=reference.forward,

@@ -2,7 +2,7 @@
 
 The parallel mode is one block, the chunked mode blocks of C queries, the recurrent mode blocks of one. The log-decay from a
 key to a query is a running sum: what the key has met before the block, plus the gates of the block up to the query.
-Backward forms each block's weights again from the saved log-sum-exp.
+Backward forms each block's weights again.
 """
 
 from collections.abc import Iterator
@@ -13,6 +13,7 @@ from torch import Tensor
 from ..checks import state_dtype
 from .reference import visible_keys
 
+WHOLE = 256  # queries that are one block when the mode is "auto" (block 0)
 Optional = Tensor | None
 Block = tuple[slice, slice, Optional]
 
@@ -28,23 +29,18 @@ def forward(
     scale: float,
     window: int,
     block: int,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor]:
     q_, k_, v_ = _by_group(q, k, scale), _by_group(k, k), _by_group(v, k)
     visible = visible_keys(query_position, key_position, window)
     out = q_.new_empty(*q_.shape[:-1], v.shape[-1])
-    lse = q_.new_empty(q_.shape[:-1])
     for rows, keys, decay in _blocks(q_, k_, log_decay, bias, block):
-        scores = _scores(q_, k_, visible, rows, keys, decay)
-        lse[..., rows] = scores.logsumexp(-1) if scores.shape[-1] else -torch.inf
-        out[..., rows, :] = _weights(scores, lse[..., rows]) @ v_[..., keys, :]
-    return _by_token(out).to(v.dtype), lse
+        out[..., rows, :] = _weights(q_, k_, visible, rows, keys, decay) @ v_[..., keys, :]
+    return (_by_token(out).to(v.dtype),)
 
 
 def backward(
     grad_out: Tensor,
-    _grad_lse: Tensor,
     out: Tensor,
-    lse: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -64,11 +60,10 @@ def backward(
     dq, dk, dv = torch.empty_like(q_), torch.zeros_like(k_), torch.zeros_like(v_)
     columns = q_.new_zeros(*q_.shape[:3], k.shape[1])
     for rows, keys, decay in _blocks(q_, k_, log_decay, bias, block):
-        weights = _weights(_scores(q_, k_, visible, rows, keys, decay), lse[..., rows])
+        weights = _weights(q_, k_, visible, rows, keys, decay)
         do_rows = do[..., rows, :]
         dv[..., keys, :] += (weights.mT @ do_rows).sum(2, keepdim=True)
-        d_weights = do_rows @ v_[..., keys, :].mT
-        d_scores = weights * (d_weights - (weights * d_weights).sum(-1, keepdim=True))
+        d_scores = _softmax_gradient(weights, do_rows @ v_[..., keys, :].mT)
         dq[..., rows, :] = d_scores @ k_[..., keys, :]
         dk[..., keys, :] += (d_scores.mT @ q_[..., rows, :]).sum(2, keepdim=True)
         columns[..., keys] += d_scores.sum(-2)
@@ -91,6 +86,7 @@ def backward(
 
 def _blocks(q: Tensor, k: Tensor, log_decay: Optional, bias: Optional, block: int) -> Iterator[Block]:
     """(queries, keys, log-decay [B, G, R, queries, keys]) of each block; the keys of this pass are the last ones of k."""
+    block = block or (WHOLE if q.shape[3] <= WHOLE else WHOLE // 2)
     length, older = q.shape[3], k.shape[3] - q.shape[3]
     heads = q.shape[1:3]
     met = q.new_zeros(q.shape[0], *heads, k.shape[3])
@@ -112,16 +108,24 @@ def _blocks(q: Tensor, k: Tensor, log_decay: Optional, bias: Optional, block: in
         met[..., older + start : keys.stop] = inside[..., -1, :]
 
 
-def _scores(q: Tensor, k: Tensor, visible: Tensor, rows: slice, keys: slice, decay: Optional) -> Tensor:
+def _weights(q: Tensor, k: Tensor, visible: Tensor, rows: slice, keys: slice, decay: Optional) -> Tensor:
+    """softmax of the scores [B, G, R, queries, keys]; 0 in a row that sees nothing."""
     scores = q[..., rows, :] @ k[..., keys, :].mT
     if decay is not None:
         scores = scores + decay
-    return scores.masked_fill_(~visible[:, None, None, rows, keys], -torch.inf)
+    seen = visible[:, None, None, rows, keys]
+    return scores.masked_fill_(~seen, -torch.inf).softmax(-1).masked_fill_(~seen.any(-1, keepdim=True), 0)
 
 
-def _weights(scores: Tensor, lse: Tensor) -> Tensor:
-    """softmax; 0 in a row that sees nothing, whose log-sum-exp is -inf."""
-    return (scores - lse.masked_fill(lse == -torch.inf, 0)[..., None]).exp()
+def _softmax_gradient(weights: Tensor, grad: Tensor) -> Tensor:
+    """P * (dP - rowsum(P * dP)), whose rows sum to 0: the entry of the largest weight, where rounding would hide that, is made
+    minus the sum of the others."""
+    if not weights.shape[-1]:
+        return grad
+    d_scores = weights * (grad - (weights * grad).sum(-1, keepdim=True))
+    largest = weights.argmax(-1, keepdim=True)
+    d_scores.scatter_(-1, largest, 0)
+    return d_scores.scatter_(-1, largest, -d_scores.sum(-1, keepdim=True))
 
 
 def _by_group(x: Tensor, k: Tensor, scale: float = 1.0) -> Tensor:

@@ -14,8 +14,8 @@ def refusal(
     q: Tensor, k: Tensor, log_decay: Tensor | None, bias: Tensor | None, mode: str, whole: bool
 ) -> str | None:
     """Why it can't serve a call, or None. `whole`: the keys are those of this pass, all of them visible to later queries."""
-    if mode not in ("auto", "parallel"):
-        return f"it has no mode {mode!r}"
+    if mode != "auto":
+        return f"it has no mode {mode!r}, only 'auto'"
     if q.dtype == torch.float64:
         return "it has no second derivative, which float64 inputs are for"
     learning = torch.is_grad_enabled() and any(

@@ -64,7 +64,7 @@ def backward(
 ) -> tuple[Optional, ...]:
     """Recomputes the states between chunks, runs their gradients backwards, and needs no division by a gate:
     a gate a channel has, within a chunk, the reverse cumsum of q dq - k dk from what the last state owes to the future."""
-    chunks = Chunks.of(q, cu_seqlens, q.shape[1] if mode == "parallel" else max(chunk_size, 16))
+    chunks = Chunks.of(q, cu_seqlens, min(max(chunk_size, 16), 64))  # whatever the mode: short sums are exact
     q_, k_, v_, g = _chunked(chunks, q, k, v, log_decay, scale)
     sums = None if g is None else Sums(g)
     do = chunks.rows(grad_out.to(q_.dtype)).unflatten(1, q_.shape[1:3])
