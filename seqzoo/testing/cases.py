@@ -11,9 +11,11 @@ from torch import Tensor
 import seqzoo_kernels
 from seqzoo import TokenMixer, states
 
-from .comparing import Measured, Route, Shared, State, compare, measure
+from .comparing import Measured, Route, Shared, State, compare, measure, with_largest_error
+from .law import LawViolation
 
 Make = Callable[[], TokenMixer]
+NEIGHBOURS = 4  # draws of the reference's error beside the case itself
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,23 @@ class Case:
             states.map_state(_double, self.state),
             None if self.shared is None else {name: v.double() for name, v in self.shared.items()},
         )
+
+    def neighbour(self, seed: int) -> "Case":
+        """A case as near as rounding: every number, weights too, moved by a factor of 1 + eps or 1 - eps."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def nudge(tensor: Tensor) -> Tensor:
+            if not tensor.is_floating_point():
+                return tensor
+            signs = torch.randint(2, tensor.shape, generator=generator).to(tensor) * 2 - 1
+            return tensor * (1 + torch.finfo(tensor.dtype).eps * signs)
+
+        mixer = copy.deepcopy(self.mixer)
+        with torch.no_grad():
+            for parameter in mixer.parameters():
+                parameter.copy_(nudge(parameter))
+        shared = None if self.shared is None else {name: nudge(v) for name, v in self.shared.items()}
+        return Case(mixer, nudge(self.x), states.map_state(nudge, self.state), shared)
 
     def with_length(self, length: int) -> "Case":
         """The same mixer and state with `length` other tokens."""
@@ -97,12 +116,25 @@ def build(make: Make, dtype: torch.dtype, seed: int) -> TokenMixer:
 
 
 def agree(case: Case, left: Route, right: Route) -> Measured:
-    """`left` as it runs meets law 8 with `right` as the plain reference runs it, in float64 and in the case's dtype."""
+    """`left` as it runs meets law 8 with `right` as the plain reference runs it, in float64 and in the case's dtype.
+
+    One draw of the reference's error may be lucky, most of all where the terms of a gradient cancel. So where law 8 fails at
+    first, the reference is granted the largest of its errors on a few neighbours of the case.
+    """
     result = case.measure(left)
+    dtype = case.x.dtype
     with seqzoo_kernels.use_backend("reference"):
         exact = case.in_float64().measure(right)
-        reference = exact if case.x.dtype == torch.float64 else case.measure(right)
-    compare(result, exact, reference, case.x.dtype)
+        reference = exact if dtype == torch.float64 else case.measure(right)
+        try:
+            compare(result, exact, reference, dtype)
+        except LawViolation:
+            if dtype == torch.float64:
+                raise
+            pairs = [(exact, reference)]
+            for near in map(case.neighbour, range(NEIGHBOURS)):
+                pairs.append((near.in_float64().measure(right), near.measure(right)))
+            compare(result, exact, with_largest_error(exact, pairs), dtype)
     return result
 
 

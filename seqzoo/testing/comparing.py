@@ -95,6 +95,18 @@ def compare(result: Measured, exact: Measured, reference: Measured, dtype: torch
         violated(worst.what + more, measured=worst.measured, allowed=worst.allowed)
 
 
+def with_largest_error(exact: Measured, pairs: Sequence[tuple[Measured, Measured]]) -> Measured:
+    """`exact` with, on each tensor, the largest of the errors that `pairs` of (exact, reference) show."""
+
+    def worst(name: str) -> Tensor:
+        if not exact[name].is_floating_point():
+            return exact[name]
+        errors = [plain[name].to(torch.float64) - wanted[name] for wanted, plain in pairs]
+        return exact[name] + max(errors, key=largest)
+
+    return {name: worst(name) for name in exact}
+
+
 def zero_extended(name: str, *tensors: Tensor) -> tuple[Tensor, ...]:
     """Caches that hold the same tokens may have different numbers of dead slots, along dim 1, which are zero."""
     if not name.startswith("state") or any(t.dim() < 2 for t in tensors):
