@@ -93,17 +93,24 @@ class ShortConv(nn.Module):
         )
 
 
-def rotate(x: Tensor, position: Tensor, *, base: float, rotary_dim: int) -> Tensor:
-    """Rotary position embedding of the first `rotary_dim` features of x [B, T, H, K], its two halves being the pairs.
+def rotation(position: Tensor, rotary_dim: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin [B, T, 1, rotary_dim / 2] of the angles w_j p for `position` [B, T], w_j = base ** (-2 j / rotary_dim).
 
-        (a, b) -> (a cos w p - b sin w p, a sin w p + b cos w p)        w_j = base ** (-2 j / rotary_dim)
-
-    `position` [B, T]. Angles are computed in float64, so that far positions keep their phase.
-    Source: Su et al. 2021, arXiv:2104.09864.
+    Angles are computed in float64, so that far positions keep their phase.
     """
     half = rotary_dim // 2
-    frequency = base ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)
-    angle = position[..., None].double() * frequency
-    cos, sin = (t.to(state_dtype(x.dtype))[:, :, None] for t in (angle.cos(), angle.sin()))
-    a, b, rest = x[..., :half], x[..., half:rotary_dim], x[..., rotary_dim:]
+    frequency = base ** (-torch.arange(half, device=position.device, dtype=torch.float64) / half)
+    angle = position[..., None, None] * frequency
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding of the first features of x [B, T, H, K], as many as `rotation` was made for, in two halves.
+
+        (a, b) -> (a cos - b sin, a sin + b cos)
+
+    Source: Su et al. 2021, arXiv:2104.09864.
+    """
+    half = cos.shape[-1]
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     return torch.cat([(a * cos - b * sin).to(x.dtype), (a * sin + b * cos).to(x.dtype), rest], -1)

@@ -43,6 +43,7 @@ class TokenMixer(nn.Module):
     growth: ClassVar[str] = "constant"
     reads: ClassVar[Mapping[str, str]] = MappingProxyType({})
     registered_name: ClassVar[str | None] = None
+    _state_shapes: tuple[type, list[torch.Size]]
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -190,7 +191,7 @@ class TokenMixer(nn.Module):
     def zeros(self, batch: int, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Zeros [batch, *shape] where the parameters live, by default in the dtype of recurrent states: float32 (float64 for
         float64 parameters)."""
-        own = next(self.parameters(), None)
+        own = self._first_parameter()
         if own is None:
             return torch.zeros(batch, *shape, dtype=dtype or torch.float32)
         return torch.zeros(batch, *shape, dtype=dtype or state_dtype(own.dtype), device=own.device)
@@ -212,25 +213,30 @@ class TokenMixer(nn.Module):
             raise ValueError(
                 f"{name}: expected x of shape ({letters}) with D={self.dim}, got {tuple(x.shape)}."
             )
-        own = next(self.parameters(), None)
+        own = self._first_parameter()
         expected = x.dtype if own is None or torch.is_autocast_enabled(x.device.type) else own.dtype
         if not x.is_floating_point() or x.dtype != expected:
             raise TypeError(f"{name}: expected x of dtype {expected}, as its parameters are, got {x.dtype}.")
 
+    def _first_parameter(self) -> nn.Parameter | None:
+        for module in self.modules():
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    return parameter
+        return None
+
     def _check_state(self, state: Any, rows: int) -> Any:
-        expected = self.init_state(rows)
         if state is None:
-            return expected
+            return self.init_state(rows)
         name = type(self).__name__
-        if type(state) is not type(expected):
-            raise TypeError(
-                f"{name}: expected a state of type {type(expected).__name__}, got {type(state).__name__}."
-            )
-        for got, want in zip(leaves(state), leaves(expected), strict=True):
-            free = 1 if self.growth == "constant" or want.dim() < 2 else 2
-            if got.shape[:1] != want.shape[:1] or got.shape[free:] != want.shape[free:]:
+        kind, shapes = self._state_shapes
+        if type(state) is not kind:
+            raise TypeError(f"{name}: expected a state of type {kind.__name__}, got {type(state).__name__}.")
+        for got, want in zip(leaves(state), shapes, strict=True):
+            free = 0 if self.growth == "constant" or not want else 1  # slots of a cache
+            if got.shape[0] != rows or got.shape[1 + free :] != want[free:]:
                 raise ValueError(
-                    f"{name}: expected a state of batch {rows} with tensors such as {tuple(want.shape)}, "
+                    f"{name}: expected a state of batch {rows} with tensors such as {(rows, *want)}, "
                     f"got {tuple(got.shape)}."
                 )
         return state
@@ -267,6 +273,10 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
             bound = signature.bind(self, *args, **kwargs)
             bound.apply_defaults()
             self.__dict__["_init_options"] = dict(list(bound.arguments.items())[1:])
-        init(self, *args, **kwargs)
+            init(self, *args, **kwargs)
+            start = self.init_state(0)
+            self.__dict__["_state_shapes"] = type(start), [leaf.shape[1:] for leaf in leaves(start)]
+        else:
+            init(self, *args, **kwargs)
 
     return recorded

@@ -66,7 +66,12 @@ class TorchOp:
         torch.library.register_autograd(self._backward, self._differentiate_twice, setup_context=_keep_inputs)
 
     def __call__(self, *args: Any) -> tuple[Tensor, ...]:
-        result = self._forward(*args)
+        if not torch.is_grad_enabled() and not torch.compiler.is_compiling() and not _traced():
+            result = self._run_forward(
+                *args
+            )  # decoding: nothing to differentiate or to trace, so not through the dispatcher
+        else:
+            result = self._forward(*args)
         return (result,) if self.num_outputs == 1 else result
 
     def _run_forward(self, *args: Any) -> Any:
@@ -117,6 +122,11 @@ class TorchOp:
         for i, g in zip(where, second[len(outs) :], strict=True):
             result[pairs + i] = g
         return tuple(result)
+
+
+def _traced() -> bool:
+    """Whether some mode (fake tensors, a tracer, a profiler of operators) wants to see each torch op."""
+    return torch._C._len_torch_dispatch_stack() > 0
 
 
 def _tensors(count: int) -> str:

@@ -5,9 +5,10 @@ from torch import Tensor, nn
 
 from seqzoo_kernels import AttentionState, attention
 from seqzoo_kernels.attention import State
+from seqzoo_kernels.checks import state_dtype
 from seqzoo_kernels.packs import locate
 
-from ..layers import check_divides, float_norm, largest_divisor, make_norm, rotate
+from ..layers import check_divides, float_norm, largest_divisor, make_norm, rotate, rotation
 from ..mixer import Shared, TokenMixer
 from ..packing import Pack
 from ..registry import register_mixer
@@ -130,5 +131,6 @@ class Attention(TokenMixer):
         if self.query_norm is not None and self.key_norm is not None:
             q, k = float_norm(self.query_norm, q).to(v.dtype), float_norm(self.key_norm, k).to(v.dtype)
         if self.rotary_dim:
-            q, k = (rotate(t, positions, base=self.rope_base, rotary_dim=self.rotary_dim) for t in (q, k))
+            cos, sin = rotation(positions, self.rotary_dim, self.rope_base, state_dtype(q.dtype))
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         return q, k, v

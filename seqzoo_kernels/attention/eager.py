@@ -6,6 +6,7 @@ Backward forms each block's weights again.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,10 +32,10 @@ def forward(
     block: int,
 ) -> tuple[Tensor]:
     q_, k_, v_ = _by_group(q, k, scale), _by_group(k, k), _by_group(v, k)
-    visible = visible_keys(query_position, key_position, window)
+    seen = _Seen(query_position, key_position, window)
     out = q_.new_empty(*q_.shape[:-1], v.shape[-1])
     for rows, keys, decay in _blocks(q_, k_, log_decay, bias, block):
-        out[..., rows, :] = _weights(q_, k_, visible, rows, keys, decay) @ v_[..., keys, :]
+        out[..., rows, :] = _weights(q_, k_, seen, rows, keys, decay) @ v_[..., keys, :]
     return (_by_token(out).to(v.dtype),)
 
 
@@ -56,11 +57,11 @@ def backward(
     minus the sum of dS over all keys from it on, and that of `bias` is the column sum of dS."""
     q_, k_, v_ = _by_group(q, k, scale), _by_group(k, k), _by_group(v, k)
     do = _by_group(grad_out, k)
-    visible = visible_keys(query_position, key_position, window)
+    seen = _Seen(query_position, key_position, window)
     dq, dk, dv = torch.empty_like(q_), torch.zeros_like(k_), torch.zeros_like(v_)
     columns = q_.new_zeros(*q_.shape[:3], k.shape[1])
     for rows, keys, decay in _blocks(q_, k_, log_decay, bias, block):
-        weights = _weights(q_, k_, visible, rows, keys, decay)
+        weights = _weights(q_, k_, seen, rows, keys, decay)
         do_rows = do[..., rows, :]
         dv[..., keys, :] += (weights.mT @ do_rows).sum(2, keepdim=True)
         d_scores = _softmax_gradient(weights, do_rows @ v_[..., keys, :].mT)
@@ -108,12 +109,22 @@ def _blocks(q: Tensor, k: Tensor, log_decay: Optional, bias: Optional, block: in
         met[..., older + start : keys.stop] = inside[..., -1, :]
 
 
-def _weights(q: Tensor, k: Tensor, visible: Tensor, rows: slice, keys: slice, decay: Optional) -> Tensor:
+class _Seen(NamedTuple):
+    """Which keys a query sees follows from these."""
+
+    query_position: Tensor
+    key_position: Tensor
+    window: int
+
+
+def _weights(q: Tensor, k: Tensor, visible: "_Seen", rows: slice, keys: slice, decay: Optional) -> Tensor:
     """softmax of the scores [B, G, R, queries, keys]; 0 in a row that sees nothing."""
     scores = q[..., rows, :] @ k[..., keys, :].mT
     if decay is not None:
         scores = scores + decay
-    seen = visible[:, None, None, rows, keys]
+    seen = visible_keys(visible.query_position[:, rows], visible.key_position[:, keys], visible.window)[
+        :, None, None
+    ]
     return scores.masked_fill_(~seen, -torch.inf).softmax(-1).masked_fill_(~seen.any(-1, keepdim=True), 0)
 
 

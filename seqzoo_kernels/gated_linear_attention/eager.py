@@ -33,6 +33,8 @@ def forward(
     mode: str,
     chunk_size: int,
 ) -> tuple[Tensor, Tensor]:
+    if mode == "recurrent" and q.shape[1] == 1 and cu_seqlens is None:
+        return _one_token(q, k, v, log_decay, initial_state, scale)
     chunks = Chunks.of(q, cu_seqlens, {"parallel": q.shape[1], "chunked": chunk_size, "recurrent": 1}[mode])
     q_, k_, v_, g = _chunked(chunks, q, k, v, log_decay, scale)
     states = chunks.states(initial_state, k_, v_)
@@ -216,6 +218,27 @@ def _head_gradient(pairs: Tensor, read: Tensor, written: Tensor, through: Tensor
     from_here, before_here = ones.triu(), ones.tril(-1)  # [gate, query] and [gate, key]
     total = (from_here @ pairs).mul_(before_here).sum(-1, keepdim=True)
     return total + from_here @ read[..., None] + before_here @ written[..., None] + through[..., None, None]
+
+
+def _one_token(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Optional, state: Optional, scale: float
+) -> tuple[Tensor, Tensor]:
+    """The step of a decoder: S = a S + (lost S + k v^T), o = q S, without chunks around it."""
+    dtype = state_dtype(q.dtype)
+    k_, v_ = k[:, 0].to(dtype), v[:, 0].to(dtype)
+    s = k_[..., None] * v_[..., None, :]
+    if state is not None:
+        state = state.to(dtype)
+        if log_decay is None:
+            s += state
+        else:
+            g = log_decay if log_decay.dim() == 1 else log_decay[:, 0]
+            decay, lost = (
+                t[..., None] if log_decay.dim() == 4 else t[..., None, None] for t in split_decay(g)
+            )
+            s.addcmul_(lost, state).addcmul_(decay, state)
+    q_ = q[:, 0].to(dtype).unflatten(1, (k.shape[2], -1)) * scale
+    return (q_ @ s).flatten(1, 2)[:, None].to(v.dtype), s
 
 
 def _recurrent(
