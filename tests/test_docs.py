@@ -59,7 +59,7 @@ def test_readme_has_two_commands():
     commands = [line for block in blocks for line in block.splitlines()]
     assert len(commands) == 2
     assert all(command.startswith("pip install torch==2.13.0 && ") for command in commands)
-    assert [command.split(" && ")[-1] for command in commands] == ["seqzoo compare", "pytest"]
+    assert [command.split(" && ")[-1] for command in commands] == ["seqzoo compare", "pytest -n auto"]
 
 
 @pytest.mark.parametrize("name", seqzoo.list_mixers())
