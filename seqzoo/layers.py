@@ -71,17 +71,14 @@ def float_norm(norm: nn.Module, x: Tensor) -> Tensor:
 
 
 class ShortConv(nn.Module):
-    """Causal depthwise convolution of `size` taps without bias; size 0 is none at all. State: the last size - 1 inputs."""
+    """Causal depthwise convolution of `size` taps without bias. State: the last size - 1 inputs [B, size - 1, width]."""
 
     def __init__(self, width: int, size: int, activation: str | None = None) -> None:
         super().__init__()
         self.activation = activation
-        self.tail = max(size - 1, 0)
-        self.weight = nn.Parameter(torch.empty(width, size).uniform_(-1, 1) / math.sqrt(max(size, 1)))
+        self.weight = nn.Parameter(torch.empty(width, size).uniform_(-1, 1) / math.sqrt(size))
 
     def forward(self, x: Tensor, state: Tensor, pack: Pack, mode: str) -> tuple[Tensor, Tensor]:
-        if not self.weight.shape[1]:
-            return x, state
         return causal_conv1d(
             x,
             self.weight,

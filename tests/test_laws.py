@@ -20,7 +20,7 @@ HALVES = (torch.bfloat16, torch.float16)
 # Options that change the state, or the recurrence.
 VARIANTS = {
     "attention": [{"window": 4, "num_heads": 2, "num_kv_heads": 1, "qk_norm": True}],
-    "hgru_real": [{"conv_size": 4, "expand": 2}],
+    "hgru_real": [{"conv_size": 4, "expand": 2}, {"conv_size": 1, "norm_position": "post_gate"}],
     "gla": [{"num_heads": 4, "num_kv_heads": 2}],
 }
 

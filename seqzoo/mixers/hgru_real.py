@@ -78,21 +78,22 @@ class HGRUReal(TokenMixer):
         self.forget_proj = nn.Linear(dim, inner, bias=bias)
         self.gate_proj = nn.Linear(dim, inner, bias=bias)
         self.out_proj = nn.Linear(inner, dim, bias=bias)
-        self.conv = ShortConv(2 * inner, conv_size)
+        self.conv = ShortConv(2 * inner, conv_size) if conv_size else None
+        self.conv_tail = max(conv_size - 1, 0)
         self.norm = make_norm(norm, inner, norm_eps)
 
     def shared_dim(self, name: str) -> int:
         return self.inner
 
     def init_state(self, batch: int, capacity: int | None = None) -> HGRURealState:
-        return HGRURealState(self.zeros(batch, self.inner), self.zeros(batch, self.conv.tail, 2 * self.inner))
+        return HGRURealState(self.zeros(batch, self.inner), self.zeros(batch, self.conv_tail, 2 * self.inner))
 
     def mix(
         self, x: Tensor, state: HGRURealState, *, pack: Pack, mode: str, shared: Shared
     ) -> tuple[Tensor, HGRURealState]:
         c, z = self.in_proj(x), self.forget_proj(x)
         conv = state.conv
-        if self.conv.tail:
+        if self.conv is not None:
             mixed, conv = self.conv(torch.cat([c, z], -1), conv, pack, mode)
             c, z = mixed.chunk(2, -1)
         log_f, input_weight = forget_gate(z, shared.get("lower_bound", self.lower_bound))

@@ -1,0 +1,150 @@
+"""What only a GPU can show of the contract: right numbers there, no wait for the device, decoding inside a CUDA graph.
+
+    python scripts/gpu_check.py [--json FILE]
+
+Prints a row a check and one summary line; fails if any check does.
+"""
+
+import argparse
+import copy
+import datetime
+import json
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import seqzoo
+from seqzoo import states
+from seqzoo_kernels import use_backend
+
+DIM, T = 64, 200
+
+
+def make(name: str, dtype: torch.dtype) -> tuple[Any, Tensor]:
+    """A mixer with random weights and its input, on the GPU."""
+    torch.manual_seed(0)
+    mixer = seqzoo.create_mixer(name, DIM).to("cuda", dtype)
+    return mixer, torch.randn(4, T, DIM, device="cuda", dtype=dtype)
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    """The largest difference over the largest entry."""
+    return float((got.double() - want.double()).abs().max() / want.double().abs().max())
+
+
+def numbers(name: str, dtype: torch.dtype, bound: float) -> float:
+    """Every mode's output and input gradient, against float64 on the reference backend."""
+    mixer, x = make(name, dtype)
+    exact = copy.deepcopy(mixer).double()
+    x64 = x.double().requires_grad_()
+    with use_backend("reference"):
+        y64, _ = exact(x64)
+    weights = torch.randn_like(y64)
+    (y64 * weights).sum().backward()
+    worst = 0.0
+    for mode in ("auto", *mixer.modes):
+        x_ = x.clone().requires_grad_()
+        y, _ = mixer(x_, mode=mode)
+        (y.double() * weights).sum().backward()
+        worst = max(worst, relative_error(y, y64), relative_error(x_.grad, x64.grad))
+    assert worst < bound, f"error {worst}"
+    return worst
+
+
+def no_wait(name: str) -> float:
+    """Plain, padded and packed calls and a step, forward and backward, with synchronisation an error."""
+    mixer, x = make(name, torch.float32)
+    mask = torch.rand(4, T, device="cuda") > 0.3
+    cu_seqlens = torch.tensor([0, 0, 13, 100, 180], device="cuda")
+    calls: list[Callable[[], tuple[Tensor, Any]]] = [
+        lambda: mixer(x),
+        lambda: mixer(x, mask=mask),
+        lambda: mixer(x[:1], cu_seqlens=cu_seqlens, max_seqlen=90),
+        lambda: mixer.step(x[:, 0], mixer.init_state(4)),
+        lambda: mixer.step(x[:, 0], mixer.init_state(4, capacity=8), donate=True),
+    ]
+    for warm in (True, False):
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("default" if warm else "error")
+        try:
+            for call in calls[:3]:
+                call()[0].sum().backward()
+            with torch.no_grad():
+                for call in calls[3:]:
+                    call()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return 0.0
+
+
+@torch.no_grad()
+def graph(name: str) -> float:
+    """Decoding by replaying one captured step equals the full pass."""
+    mixer, x = make(name, torch.float32)
+    full, _ = mixer(x)
+    state = mixer.init_state(4, capacity=T)
+    fresh = states.map_state(torch.clone, state)
+    x_t = x[:, 0].clone()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            mixer.step(x_t, state, donate=True)
+    torch.cuda.synchronize()
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        y_t, _ = mixer.step(x_t, state, donate=True)
+    states.map_state(Tensor.copy_, state, fresh)
+    outputs = []
+    for t in range(T):
+        x_t.copy_(x[:, t])
+        captured.replay()
+        outputs.append(y_t.clone())
+    error = relative_error(torch.stack(outputs, 1), full)
+    assert error < 1e-4, f"error {error}"
+    return error
+
+
+def main() -> None:
+    """Run every check on every registered mixer."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    checks: dict[str, Callable[[str], float]] = {
+        "float32": lambda name: numbers(name, torch.float32, 1e-4),
+        "bfloat16": lambda name: numbers(name, torch.bfloat16, 1e-1),
+        "no wait for the device": no_wait,
+        "CUDA graph of a step": graph,
+    }
+    rows = []
+    for name in seqzoo.list_mixers():
+        for check, run in checks.items():
+            try:
+                row = {"mixer": name, "check": check, "passed": True, "error": run(name)}
+            except Exception as error:
+                row = {
+                    "mixer": name,
+                    "check": check,
+                    "passed": False,
+                    "why": f"{type(error).__name__}: {error}"[:300],
+                }
+            rows.append(row)
+            print(row, flush=True)
+    failed = sum(not row["passed"] for row in rows)
+    print(f"{len(rows) - failed} passed, {failed} failed")
+    if args.json:
+        record = {
+            "date": datetime.date.today().isoformat(),
+            "machine": torch.cuda.get_device_name(),
+            "versions": {"torch": torch.__version__, "python": platform.python_version()},
+            "rows": rows,
+        }
+        args.json.write_text(json.dumps(record, indent=1) + "\n")
+    raise SystemExit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()
