@@ -105,7 +105,8 @@ class TokenMixer(nn.Module):
                 there.
             cu_seqlens: [N + 1] integers: x is one row, B = 1, of N sequences, sequence n being the tokens cu_seqlens[n] to
                 cu_seqlens[n + 1] - 1. States have batch N; y is 0 behind the last sequence.
-            max_seqlen: a bound on the longest sequence of a pack, known to the host; without one, all of T.
+            max_seqlen: a bound on the longest sequence of a pack, known to the host; without one it is read where that is
+                free, on a CPU, and is T elsewhere.
             shared: tensors that couple layers, for the names in `reads`; without them a default.
 
         Returns:
@@ -115,19 +116,14 @@ class TokenMixer(nn.Module):
             ValueError: a shape, mode or combination is not as above.
             TypeError: a dtype, a name in `shared`, or the kind of state is not as above.
         """
-        for key in misspelt:
-            known = ("state", "mode", "mask", "cu_seqlens", "max_seqlen", "shared")
-            raise TypeError(
-                f"{type(self).__name__}: unexpected keyword argument {key!r}{closest(key, known)}"
-            )
+        self._refuse(misspelt, ("state", "mode", "mask", "cu_seqlens", "max_seqlen", "shared"))
         self._check_input(x, 3, "B, T, D")
         check_mode(type(self).__name__, mode, ("auto", *self.modes))
         check_cu_seqlens(type(self).__name__, cu_seqlens, x.shape[0])
-        padding = None
         rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         shared = self._check_shared(shared, x.shape[:2])
         state = self._check_state(state, rows)
-        pack = Pack(cu_seqlens, max_seqlen if cu_seqlens is None or max_seqlen is not None else x.shape[1])
+        pack = Pack(cu_seqlens, max_seqlen)
         if mask is not None:
             if cu_seqlens is not None:
                 raise ValueError(f"{type(self).__name__}: expected mask or cu_seqlens, not both.")
