@@ -67,6 +67,14 @@ class TokenMixer(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} has no init_state.")
 
+    def reserve(self, state: Any, room: int) -> Any:
+        """The state with room for `room` more tokens in every row, for `step` with `donate`.
+
+        A state that grows overrides this; others need no room and are returned as they are. The tensors may be those of
+        the state given.
+        """
+        return state
+
     def mix(self, x: Tensor, state: Any, *, pack: Pack, mode: str, shared: Shared) -> tuple[Tensor, Any]:
         """y and the new state; everything has been checked. With `pack.cu_seqlens`, x is [1, T, D] and states have batch N."""
         raise NotImplementedError(f"{type(self).__name__} has no mix.")
@@ -152,7 +160,7 @@ class TokenMixer(nn.Module):
         """One token for every row: x_t [B, D] -> y_t [B, D], and the state after it.
 
         With `donate` the state given is consumed: it is written in place and returned, so its memory stays where it is. A
-        growing state then needs room, `init_state(batch, capacity=...)`; a full one is an error.
+        growing state then needs room, `init_state(batch, capacity=...)` or `reserve(state, room)`; a full one is an error.
 
         Raises:
             ValueError, TypeError: as `forward`; a full state with `donate` is a ValueError.

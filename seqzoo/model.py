@@ -1,6 +1,6 @@
 """Models out of mixers: a block, a stack, a language model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from . import generate as generation
 from .bounds import FORMS, LowerBounds
 from .mixer import Shared, TokenMixer
 from .registry import create_mixer, mixer_from_config
@@ -115,6 +116,10 @@ class Backbone(nn.Module):
     def init_state(self, batch: int, capacity: int | None = None) -> tuple[Any, ...]:
         """The states of all layers before the first token; `capacity` is room in tokens for those that grow."""
         return tuple(m.init_state(batch, capacity) for m in self.mixers)
+
+    def reserve(self, state: tuple[Any, ...], room: int) -> tuple[Any, ...]:
+        """As `TokenMixer.reserve`, for every layer."""
+        return tuple(m.reserve(s, room) for m, s in zip(self.mixers, self._states(state), strict=True))
 
     def state_size(self, length: int) -> int:
         """Bytes that the states of one sequence hold after `length` tokens."""
@@ -247,6 +252,10 @@ class LanguageModel(nn.Module):
         """As `Backbone.init_state`."""
         return self.backbone.init_state(batch, capacity)
 
+    def reserve(self, state: tuple[Any, ...], room: int) -> tuple[Any, ...]:
+        """As `Backbone.reserve`."""
+        return self.backbone.reserve(state, room)
+
     def state_size(self, length: int) -> int:
         """Bytes that the state of one sequence holds after `length` tokens."""
         return self.backbone.state_size(length)
@@ -264,21 +273,62 @@ class LanguageModel(nn.Module):
         """Logits [B, T, vocab_size] and the state; keywords as `TokenMixer.forward`."""
         x = self.dropout(self.embedding(tokens))
         y, state = self.backbone(x, state, mode=mode, mask=mask, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen)
-        return self._logits(y), state
+        return self.logits(y), state
 
     def step(
         self, tokens_t: Tensor, state: tuple[Any, ...], *, donate: bool = False
     ) -> tuple[Tensor, tuple[Any, ...]]:
         """Logits [B, vocab_size] of the token after tokens_t [B], and the state; `donate` as `TokenMixer.step`."""
         y, state = self.backbone.step(self.dropout(self.embedding(tokens_t)), state, donate=donate)
-        return self._logits(y), state
+        return self.logits(y), state
 
     def loss(self, tokens: Tensor, **call: Any) -> Tensor:
         """Mean cross-entropy, in nats, of each token of [B, T + 1] but the first, given those before it."""
         logits, _ = self(tokens[:, :-1], **call)
         return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
-    def _logits(self, y: Tensor) -> Tensor:
+    def generate(
+        self, prompts: generation.Prompts, max_new_tokens: int, **options: Any
+    ) -> generation.Generated:
+        """The tokens that follow each prompt, token by token what passes over the whole sequence would give.
+
+        Runs without gradients and without dropout. Nothing waits for the device between steps, but with `eos` on an
+        accelerator every 16 steps, to see whether all rows have stopped.
+
+        Args:
+            prompts: [B, T], or a list of B tensors [T_b] of any lengths, at least 1 each.
+            max_new_tokens: n, how many tokens to add.
+            mask: [B, T] bool, True where prompts [B, T] hold a token. Pads may stand anywhere.
+            state: what the model has read before the prompts, as a call or an earlier `generate` returned it. It is not
+                changed.
+            temperature: divides the logits; 0 takes the likeliest token.
+            top_k: draw from this many likeliest tokens.
+            top_p: draw from the fewest likeliest tokens that hold this share of the probability, in (0, 1]; after `top_k`.
+            generator: what to draw from, on the model's device; torch's own by default.
+            eos: a token that ends its row; generation stops early when all rows have ended.
+            pad: what an ended row holds behind its eos; eos by default.
+
+        Returns:
+            (tokens, lengths, state): tokens [B, n], or fewer columns where all rows ended early; how many of them each row
+            has, its eos included; and a state that has read all but the last of these. So
+            `generate(tokens[:, -1:], m, state=state)` goes on.
+
+        Raises:
+            ValueError, TypeError: an option is not as above, or a token is outside the vocabulary.
+        """
+        return generation.generate(self, prompts, max_new_tokens, **options)
+
+    def stream(self, prompts: generation.Prompts, max_new_tokens: int, **options: Any) -> Iterator[Tensor]:
+        """`generate`, a step at a time: an iterator over tokens [B]. Until it ends or is closed the model is in evaluation
+        mode. With `eos` on an accelerator, up to 15 steps of pads may follow after all rows have ended.
+
+        Raises:
+            ValueError, TypeError: as `generate`, at the call.
+        """
+        return generation.stream(self, prompts, max_new_tokens, **options)
+
+    def logits(self, y: Tensor) -> Tensor:
+        """[..., vocab_size] of the backbone's outputs y [..., D]."""
         return F.linear(y, self.embedding.weight)
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from seqzoo_kernels import AttentionState, attention
-from seqzoo_kernels.attention import State
+from seqzoo_kernels.attention import State, reserve
 from seqzoo_kernels.checks import state_dtype
 from seqzoo_kernels.packs import locate
 
@@ -93,6 +93,9 @@ class Attention(TokenMixer):
         return AttentionState(
             self.zeros(batch, *shape, dtype=dtype), self.zeros(batch, *shape, dtype=dtype), length
         )
+
+    def reserve(self, state: AttentionState, room: int) -> State:
+        return reserve(state, room, window=self.window)
 
     def mix(
         self, x: Tensor, state: AttentionState, *, pack: Pack, mode: str, shared: Shared

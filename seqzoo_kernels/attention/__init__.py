@@ -9,11 +9,11 @@ from .. import checks, dispatch
 from ..packs import locate, longest_sequence, repack, unpack
 from ..register import TorchOp
 from . import eager, reference, sdpa
-from .cache import AttentionState, DecayAttentionState, State, append_, extend, slot_positions
+from .cache import AttentionState, DecayAttentionState, State, append_, extend, reserve, slot_positions
 
 BACKENDS = {"sdpa": sdpa, "torch": eager, "reference": reference}
 DEFAULT_CHUNK_SIZE = 128
-__all__ = ["AttentionState", "DecayAttentionState", "State", "attention"]
+__all__ = ["AttentionState", "DecayAttentionState", "State", "attention", "reserve"]
 
 
 def attention(

@@ -71,6 +71,31 @@ def extend(old: State, k: Tensor, v: Tensor, added: Tensor, log_decay: Tensor | 
     return DecayAttentionState(*state, choose(met, after))
 
 
+def reserve(state: State, room: int, *, window: int | None = None) -> State:
+    """The state with slots for `room` more tokens in every row, which `attention(..., donate=True)` can fill.
+
+    Slots are added behind, and only those that the longest row will need; it is read from the device once. With a window
+    of W there are never more than W: fewer than W slots mean that no token was dropped, so each lies in the slot of its
+    position and stays there. Without anything to add the state is returned as it is.
+
+    Raises:
+        ValueError: `room` is negative.
+    """
+    if room < 0:
+        raise ValueError(f"attention: expected room to be at least 0, got {room}.")
+    batch, slots = state.k.shape[:2]
+    wanted = room + (int(state.length.max()) if batch else slots)
+    extra = (min(wanted, window) if window else wanted) - slots
+    if extra <= 0:
+        return state
+
+    def grow(t: Tensor) -> Tensor:
+        return torch.cat([t, t.new_zeros(batch, extra, *t.shape[2:])], 1)
+
+    grown = AttentionState(grow(state.k), grow(state.v), state.length.clone())
+    return DecayAttentionState(*grown, grow(state.bias)) if isinstance(state, DecayAttentionState) else grown
+
+
 def append_(state: State, k: Tensor, v: Tensor, log_decay: Tensor | None, window: int) -> State:
     """`extend` by one token for each row, written into `state`'s own memory. A full cache is an error."""
     slots = state.k.shape[1]
@@ -96,7 +121,7 @@ def check_room(slot: Tensor, slots: int) -> None:
         if slot.numel() and int(slot.max()) >= slots:
             raise ValueError(
                 f"attention: the cache is full: it has {slots} slots and a row holds {int(slot.max())} tokens. "
-                "Ask for more with init_state(batch, capacity=...), or step without donate."
+                "Ask for more with init_state(batch, capacity=...) or reserve(state, room), or step without donate."
             )
     else:
         torch._assert_async((slot < slots).all(), "attention: the cache is full")
