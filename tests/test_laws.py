@@ -9,14 +9,11 @@ from hypothesis import Phase, example, given, settings
 from torch import Tensor
 
 import seqzoo
-from seqzoo.testing import LAWS, LawViolation, strategies
-from seqzoo.testing.laws_of_use import ROUND_TRIPS
+from seqzoo.testing import LAWS, LawViolation
+from seqzoo.testing.examples import CHUNK, DTYPES, EXAMPLES
 from seqzoo_kernels import linear_scan
 
 DIM = 16
-CHUNK = strategies.CHUNK
-DTYPES = (torch.float64, torch.float32)
-HALVES = (torch.bfloat16, torch.float16)
 # Options that change the state, or the recurrence.
 VARIANTS = {
     "attention": [{"window": 4, "num_heads": 2, "num_kv_heads": 1, "qk_norm": True}],
@@ -59,114 +56,91 @@ def each_mixer(*, dtypes=DTYPES, modes=False, step=False, variants=True):
     return pytest.mark.parametrize(("make", "dtype", "mode") if modes else ("make", "dtype"), cases)
 
 
+def each_example(law):
+    """Run a test on the law's examples: those that no run leaves out, and a few drawn ones."""
+
+    def decorate(test):
+        test = given(case=EXAMPLES[law].drawn)(test)
+        for case in reversed(EXAMPLES[law].always):
+            test = example(case=case)(test)
+        return few(test)
+
+    return decorate
+
+
+def each_always(law):
+    """Parametrise a test by the law's examples that no run leaves out."""
+    return pytest.mark.parametrize(
+        "case", EXAMPLES[law].always, ids=lambda case: "-".join(f"{k}={v}" for k, v in case.items())
+    )
+
+
 @each_mixer(modes=True, step=True)
-@few
-@given(batch=strategies.batches(), length=strategies.lengths(), drawn=strategies.drawn())
-@example(batch=2, length=CHUNK - 1, drawn={"shared": True})
-@example(batch=2, length=2 * CHUNK + 1, drawn={"history": 0})
-@example(batch=1, length=1, drawn={})
-def test_modes_agree(make, dtype, mode, batch, length, drawn):
-    LAWS["modes_agree"](make, mode=mode, batch=batch, length=length, dtype=dtype, **drawn)
+@each_example("modes_agree")
+def test_modes_agree(make, dtype, mode, case):
+    LAWS["modes_agree"](make, mode=mode, dtype=dtype, **case)
 
 
 @each_mixer(modes=True)
-@few
-@given(length_and_cuts=strategies.lengths_and_cuts(), drawn=strategies.drawn())
-@example(length_and_cuts=(70, (1, 3, 68)), drawn={"history": 0})
-@example(length_and_cuts=(CHUNK + 1, (CHUNK,)), drawn={"shared": True})
-@example(length_and_cuts=(6, (0, 6)), drawn={})
-def test_splitting(make, dtype, mode, length_and_cuts, drawn):
-    length, cuts = length_and_cuts
-    LAWS["splitting"](make, cuts=cuts, mode=mode, length=length, dtype=dtype, **drawn)
+@each_example("splitting")
+def test_splitting(make, dtype, mode, case):
+    LAWS["splitting"](make, mode=mode, dtype=dtype, **case)
 
 
 @each_mixer(modes=True)
-@few
-@given(length_and_cut=strategies.lengths_and_cut(), drawn=strategies.drawn())
-@example(length_and_cut=(2 * CHUNK + 1, CHUNK - 1), drawn={})
-@example(length_and_cut=(2 * CHUNK + 1, CHUNK - 1), drawn={"history": 0})
-def test_causality(make, dtype, mode, length_and_cut, drawn):
-    length, cut = length_and_cut
-    LAWS["causality"](make, cut=cut, mode=mode, length=length, dtype=dtype, **drawn)
+@each_example("causality")
+def test_causality(make, dtype, mode, case):
+    LAWS["causality"](make, mode=mode, dtype=dtype, **case)
 
 
 @each_mixer(modes=True)
-@few
-@given(
-    lengths=strategies.packs(),
-    tail=strategies.tails(),
-    bounded=strategies.booleans(),
-    drawn=strategies.drawn(),
-)
-@example(lengths=(10, 5, 22), tail=0, bounded=False, drawn={"history": 0})
-@example(lengths=(0, CHUNK, 0, 1, CHUNK + 1, 0), tail=2, bounded=True, drawn={"shared": True})
-@example(lengths=(0, 0), tail=3, bounded=True, drawn={})
-def test_packing(make, dtype, mode, lengths, tail, bounded, drawn):
-    LAWS["packing"](make, lengths=lengths, tail=tail, bounded=bounded, mode=mode, dtype=dtype, **drawn)
+@each_example("packing")
+def test_packing(make, dtype, mode, case):
+    LAWS["packing"](make, mode=mode, dtype=dtype, **case)
 
 
 @each_mixer(modes=True)
-@few
-@given(mask=strategies.masks(), drawn=strategies.drawn())
-@example(mask=("111111110000", "111100111000"), drawn={"history": 0})
-@example(mask=("0" * 7 + "1" * 17, "1" * 24, "0" * 24), drawn={"shared": True})
-def test_padding(make, dtype, mode, mask, drawn):
-    LAWS["padding"](make, mask=mask, mode=mode, dtype=dtype, **drawn)
+@each_example("padding")
+def test_padding(make, dtype, mode, case):
+    LAWS["padding"](make, mode=mode, dtype=dtype, **case)
 
 
 @each_mixer(modes=True)
-@few
-@given(index=strategies.indices(), length=strategies.lengths(), drawn=strategies.drawn())
-@example(index=(2, 0, 0), length=CHUNK + 1, drawn={})
-def test_rows(make, dtype, mode, index, length, drawn):
-    LAWS["rows"](make, index=index, mode=mode, batch=3, length=length, dtype=dtype, **drawn)
+@each_example("rows")
+def test_rows(make, dtype, mode, case):
+    LAWS["rows"](make, mode=mode, dtype=dtype, **case)
 
 
 @each_mixer(modes=True)
-@few
-@given(length=strategies.lengths(40), drawn=strategies.drawn())
-@example(length=1, drawn={})
-@example(length=CHUNK + 1, drawn={"shared": True})
-def test_state_value(make, dtype, mode, length, drawn):
-    LAWS["state_value"](make, mode=mode, length=length, dtype=dtype, **drawn)
+@each_example("state_value")
+def test_state_value(make, dtype, mode, case):
+    LAWS["state_value"](make, mode=mode, dtype=dtype, **case)
 
 
-@each_mixer(dtypes=(*DTYPES, *HALVES), modes=True)
-@pytest.mark.parametrize("history", [0, 5])
-def test_precision(make, dtype, mode, history):
-    LAWS["precision"](make, mode=mode, length=67, dtype=dtype, history=history)
+@each_mixer(dtypes=EXAMPLES["precision"].dtypes, modes=True)
+@each_always("precision")
+def test_precision(make, dtype, mode, case):
+    LAWS["precision"](make, mode=mode, dtype=dtype, **case)
 
 
 @each_mixer(modes=True)
-@pytest.mark.parametrize(("batch", "length", "scale"), [(2, 33, 30.0), (2, 0, 1.0), (0, 5, 1.0), (0, 0, 1.0)])
-@pytest.mark.parametrize("history", [0, 5])
-def test_extremes(make, dtype, mode, batch, length, scale, history):
-    LAWS["extremes"](make, mode=mode, batch=batch, length=length, scale=scale, dtype=dtype, history=history)
+@each_always("extremes")
+def test_extremes(make, dtype, mode, case):
+    LAWS["extremes"](make, mode=mode, dtype=dtype, **case)
 
 
-@each_mixer(dtypes=(torch.float32, torch.bfloat16))
-@pytest.mark.parametrize("way", ROUND_TRIPS)
-def test_round_trips(make, dtype, way):
-    if way == "safetensors":
+@each_mixer(dtypes=EXAMPLES["round_trips"].dtypes)
+@each_always("round_trips")
+def test_round_trips(make, dtype, case):
+    if case["way"] == "safetensors":
         pytest.importorskip("safetensors")
-    LAWS["round_trips"](make, way=way, dtype=dtype)
+    LAWS["round_trips"](make, dtype=dtype, **case)
 
 
-@each_mixer(dtypes=[torch.float32], variants=False)
-@pytest.mark.parametrize(
-    ("first", "later", "options"),
-    [
-        pytest.param(3, (50, 33), {}, id="first=3"),
-        pytest.param(33, (4, 50), {"given": "cu_seqlens", "shared": True}, id="first=33-cu_seqlens"),
-        pytest.param(50, (33, 3), {"given": "mask"}, id="first=50-mask"),
-        pytest.param(1, (), {"mode": "recurrent"}, id="one-step"),
-        pytest.param(33, (3, 50), {"backend": "export"}, id="export"),
-    ],
-)
-def test_compiles(make, dtype, first, later, options):
-    # An option such as norm_eps is traced as a symbol, found to be a constant, and everything is traced again: skip that.
-    with torch._dynamo.config.patch(specialize_float=True):
-        LAWS["compiles"](make, first=first, later=later, dtype=dtype, **options)
+@each_mixer(dtypes=EXAMPLES["compiles"].dtypes, variants=False)
+@each_always("compiles")
+def test_compiles(make, dtype, case):
+    LAWS["compiles"](make, dtype=dtype, **case)
 
 
 @each_mixer()
@@ -177,29 +151,16 @@ def test_errors(make, dtype):
 class TestAThousandTokens:
     """The fixed case: T = 1,000."""
 
-    T = 1000
-
     @each_mixer(modes=True, variants=False)
     def test_modes_agree(self, make, dtype, mode):
-        LAWS["modes_agree"](make, mode=mode, length=self.T, dtype=dtype)
+        for case in EXAMPLES["modes_agree"].long:
+            LAWS["modes_agree"](make, mode=mode, dtype=dtype, **case)
 
     @each_mixer(variants=False)
-    def test_cut(self, make, dtype):
-        LAWS["splitting"](make, cuts=(37, 38, 500), length=self.T, dtype=dtype)
-
-    @each_mixer(variants=False)
-    def test_packed(self, make, dtype):
-        LAWS["packing"](make, lengths=(0, 13, 487, 500), dtype=dtype)
-
-    @each_mixer(variants=False)
-    def test_padded(self, make, dtype):
-        left, right = "0" * 500 + "1" * 500, "1" * 500 + "0" * 500
-        middle, nothing = "1" * 250 + "0" * 500 + "1" * 250, "0" * 1000
-        LAWS["padding"](make, mask=(left, right, middle, nothing), dtype=dtype)
-
-    @each_mixer(variants=False)
-    def test_state_in_another_order(self, make, dtype):
-        LAWS["rows"](make, index=(2, 0, 1, 0), batch=3, length=self.T, dtype=dtype)
+    @pytest.mark.parametrize("law", ["splitting", "packing", "padding", "rows"])
+    def test_mode_auto(self, make, dtype, law):
+        for case in EXAMPLES[law].long:
+            LAWS[law](make, dtype=dtype, **case)
 
 
 class EMAState(NamedTuple):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import datetime
 import inspect
 import json
 import platform
+import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -147,6 +149,45 @@ def bench(
     if out is not None:
         record = {"versions": versions(), "threads": torch.get_num_threads(), "shape": asdict(shape)}
         out.write_text(json.dumps({**record, "figures": [asdict(f) for f in figures]}, indent=1) + "\n")
+
+
+@app.command()
+def check(
+    mixer: Annotated[
+        str, typer.Argument(help="A registered mixer, package.module:Class, or path/to/file.py:Class.")
+    ],
+    option: Annotated[list[str], typer.Option(help="An option of the mixer, such as num_heads=2.")] = [],  # noqa: B006
+    law: Annotated[list[str], typer.Option(help="Only this law; may be given several times.")] = [],  # noqa: B006
+    budget: Annotated[str, typer.Option(help="quick, or thorough.")] = "quick",
+    seed: Annotated[int, typer.Option(help="Seed of weights, tokens and examples.")] = 0,
+    threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves it to torch.")] = 1,
+) -> None:
+    """Test a mixer on the laws; the status is 1 if it breaks one."""
+    from seqzoo.testing.kit import Report, check_laws
+    from seqzoo.testing.subject import subject
+
+    set_threads(threads)
+    sys.path.insert(0, "")  # as `python -m` does: the user's own package.module
+    with asked_by_user():
+        tested = subject(mixer, dict(parse_option(text) for text in option))
+        rows = check_laws(tested, laws=law or None, budget=budget, seed=seed)
+    report = Report(tested.name, tuple(rows))
+    typer.echo(str(report))
+    for violation in report.failures:
+        typer.echo(f"\n{violation}")
+    if report.failures:
+        raise typer.Exit(1)
+
+
+def parse_option(text: str) -> tuple[str, Any]:
+    """Name and value of "name=value"; a value that is no Python literal is text."""
+    name, equals, value = text.partition("=")
+    if not (name.isidentifier() and equals):
+        raise LabError(f"option: expected name=value, got {text!r}")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
 
 
 def set_threads(count: int) -> None:

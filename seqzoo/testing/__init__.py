@@ -1,10 +1,35 @@
-"""The laws every mixer obeys, as functions that test one, and the strategies that draw their examples.
+"""The laws every mixer obeys, and the kit that tests any mixer on them.
 
-`LAWS` maps the name of a law to ``law(make, **example)``: `make` builds a mixer, and the law raises `LawViolation` if the mixer
-breaks it on that example. The strategies, in `seqzoo.testing.strategies`, need hypothesis.
+    check_mixer("package.module:Class")     raises the first LawViolation, or returns a Report
+    class TestMine(MixerLaws): mixer = Mine     one test a law
+    LAWS["splitting"](make, cuts=(3,))      one law on one example
+
+The strategies and the kit need hypothesis when they are used: pip install "seqzoo[testing]".
 """
 
-from . import laws, laws_of_use
-from .law import LAWS, LawViolation
+import importlib
+from typing import Any
 
-__all__ = ["LAWS", "LawViolation", "laws", "laws_of_use"]
+from . import laws, laws_of_use
+from .kit import Report, check_mixer
+from .law import LAWS, LawViolation
+from .subject import find_mixer
+from .suite import MixerLaws
+
+__all__ = [
+    "LAWS",
+    "LawViolation",
+    "MixerLaws",
+    "Report",
+    "check_mixer",
+    "find_mixer",
+    "laws",
+    "laws_of_use",
+    "strategies",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "strategies":  # imported when it is used, since it needs hypothesis
+        return importlib.import_module(".strategies", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import textwrap
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -18,6 +19,7 @@ class LawViolation(AssertionError):
     example   the keyword arguments that show it: ``LAWS[law](make, **example)``
     measured  the error, where the law is about one
     allowed   the error that the law allows
+    script    two lines that show it again, where the kit knows how the mixer is built
     """
 
     def __init__(self, what: str, *, measured: float | None = None, allowed: float | None = None) -> None:
@@ -28,10 +30,25 @@ class LawViolation(AssertionError):
         self.law = ""
         self.rule = ""
         self.example: dict[str, Any] = {}
+        self.script = ""
 
     def __str__(self) -> str:
         example = ", ".join(f"{name}={value!r}" for name, value in self.example.items())
-        return f"{self.law}: {self.what}\n  law: {self.rule}\n  example: {self.law}(make, {example})"
+        text = f"{self.law}: {_on_a_screen(self.what)}\n  law: {self.rule}\n  example: {self.law}(make, {example})"
+        if self.measured is not None and self.allowed is not None:
+            text += f"\n  error: {self.measured:.3g}, allowed: {self.allowed:.3g}"
+        if self.script:
+            text += "\n  again:\n" + textwrap.indent(self.script, "    ")
+        return text
+
+
+def _on_a_screen(text: str, lines: int = 12, width: int = 400) -> str:
+    """The text, without what would not fit: a compiler's error may have a hundred lines."""
+    kept = [
+        line if len(line) <= width else line[:width] + " ..." for line in text.splitlines() if line.strip()
+    ]
+    more = [f"  ... and {len(kept) - lines} more lines"] if len(kept) > lines else []
+    return "\n".join(kept[:lines] + more)
 
 
 def violated(what: str, *, measured: float | None = None, allowed: float | None = None) -> NoReturn:

@@ -82,7 +82,7 @@ def compiles(
 
     `given` is what the calls are given: "nothing", "state", "mask" or "cu_seqlens". After `first` come the lengths `later`,
     of which the first may compile once more and the others must not. With `backend="export"`, a graph that is given nothing
-    is exported instead.
+    is exported instead. A float option, such as norm_eps, is a constant: traced as a symbol, everything is traced twice.
     """
     given = "nothing" if backend == "export" else given
     case = draw(make, batch=1 if given == "cu_seqlens" else 2, length=first, **drawn)
@@ -95,7 +95,7 @@ def compiles(
         return mixer(x, state if given == "state" else None, mode=mode, shared=shared, **_packing(given, x))
 
     for i, length in enumerate((first, *later)):
-        with torch._dynamo.config.patch(error_on_recompile=i > 1):
+        with torch._dynamo.config.patch(error_on_recompile=i > 1, specialize_float=True):
             agree(case if i == 0 else case.with_length(length), compiled, eager)
 
 
@@ -207,9 +207,10 @@ def _exported(case: Case) -> Callable[..., Any]:
     shared = (
         None if case.shared is None else {k: {1: time} if kinds[k] == "token" else None for k in case.shared}
     )
-    program = torch.export.export(
-        case.mixer, (case.x,), {"shared": case.shared}, dynamic_shapes={"x": {1: time}, "shared": shared}
-    ).module()
+    with torch._dynamo.config.patch(specialize_float=True):
+        program = torch.export.export(
+            case.mixer, (case.x,), {"shared": case.shared}, dynamic_shapes={"x": {1: time}, "shared": shared}
+        ).module()
     return lambda x, *_, shared, **__: program(x, shared=shared)
 
 
