@@ -15,7 +15,7 @@ from .comparing import Measured, Route, Shared, State, compare, measure, with_la
 from .law import LawViolation
 
 Make = Callable[[], TokenMixer]
-NEIGHBOURS = 4  # draws of the reference's error beside the case itself
+NEIGHBOURS = 16  # draws of the reference's error beside the case itself
 
 
 @dataclass(frozen=True)
