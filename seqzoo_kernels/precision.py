@@ -6,8 +6,12 @@ same inputs and ref the plain reference in the dtype of X:
     max|X - X64| <= 2 max|ref - X64| + 8 eps scale,     scale = max|X64|
 
 eps belongs to the dtype whose products are formed: a bfloat16 kernel is judged as bfloat16, its float32 states
-too. The gradient of a log-decay is a difference, so its scale is the larger of max|X64| and max|q * dq|
-(`log_decay_scale`).
+too. Below the smallest normal number of the dtype nothing has a relative precision: that much is always allowed.
+
+Some gradients are sums whose terms cancel. Rounding is a share of the terms, however small the sum, and so is the scale:
+
+- the gradient of a log-decay is a difference of terms as large as q * dq (`log_decay_scale`);
+- the gradient of a decay or phase that is constant in time is the sum of what each token gives (`sum_scale`).
 
 In float64, X64 is itself one rounded result among equals: there two forms of one computation agree to 1e-9 of the scale.
 """
@@ -32,6 +36,11 @@ def log_decay_scale(exact_gradient: Tensor, exact_q: Tensor, exact_dq: Tensor) -
     return max(largest(exact_gradient), largest(_to_float64(exact_q) * _to_float64(exact_dq)))
 
 
+def sum_scale(exact_gradient: Tensor, exact_terms: Tensor) -> float:
+    """The scale of the gradient [D] of a constant, the sum over B and T of terms [B, T, D]: the largest sum of |terms|."""
+    return max(largest(exact_gradient), largest(_to_float64(exact_terms).abs().sum((0, 1))))
+
+
 def allowed_error(
     exact: Tensor, reference: Tensor | None, dtype: torch.dtype, *, scale: float | None = None
 ) -> float:
@@ -51,7 +60,8 @@ def allowed_error(
         raise AssertionError(
             f"reference: {broken} elements are NaN or infinite where the float64 result is not."
         )
-    return REFERENCE_FACTOR * reference_error + EPS_FACTOR * torch.finfo(dtype).eps * scale
+    limits = torch.finfo(dtype)
+    return REFERENCE_FACTOR * reference_error + EPS_FACTOR * limits.eps * scale + limits.tiny
 
 
 def check_close(

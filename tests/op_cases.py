@@ -34,6 +34,7 @@ WIDE = {
     "attention": {"log_decay", "past_bias"},
     "causal_conv1d": set(),
 }
+CONSTANTS = {"d_log_decay", "d_phase"}  # gradients that are sums over time where the input is [D]
 WIDE_DTYPE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 TIMED = {"log_decay", "x", "phase", "q", "k", "v"}
@@ -219,16 +220,18 @@ def check(
 
 def compare(case: Case, inputs, result, exact, reference, dtype: torch.dtype, where: str = "") -> None:
     """Law 8 for each tensor of a call."""
-    assert result.keys() == exact.keys()
+    assert result.keys() == exact.keys() - {"terms"}
     # a rotated state is computed in float32 whatever the dtype of x
     judged = torch.float32 if "phase" in case.inputs and dtype in WIDE_DTYPE else dtype
-    for name in exact:
+    for name in result:
         if name == "final.length":
             assert torch.equal(result[name], exact[name])
             continue
         scale = None
         if name == "d_log_decay" and "q" in inputs:
             scale = precision.log_decay_scale(exact[name], inputs["q"], exact["d_q"])
+        elif name in CONSTANTS and exact[name].dim() == 1 and "terms" in exact:
+            scale = precision.sum_scale(exact[name], exact["terms"])
         precision.check_close(
             result[name],
             exact[name],
@@ -243,12 +246,22 @@ def expectations(case, plain, dtype, cotangents, capacity, max_seqlen=None):
     """(X64, ref): the oracle's float64 results, and the plain reference in the dtype itself (None in float64)."""
     wide = {n: x.to(torch.complex128 if x.is_complex() else torch.float64) for n, x in plain.items()}
     exact = evaluate(lambda leaves: case.oracle(leaves, capacity), wide, dtype, cotangents)
+    if case.op == "linear_scan":
+        exact["terms"] = terms_of_constants(case, wide, dtype, cotangents)
     if dtype == torch.float64:
         return exact, None
     options = (
         {"backend": "reference"} if max_seqlen is None else {"backend": "reference", "max_seqlen": max_seqlen}
     )
     return exact, evaluate(lambda leaves: case.run(leaves, **options), plain, dtype, cotangents)
+
+
+def terms_of_constants(case: Case, inputs, dtype: torch.dtype, cotangents: str) -> Tensor:
+    """|d log_decay + i d phase| [B, T, D], decays and phases written out in time: what a constant's gradient sums."""
+    shape = inputs["x"].shape
+    inputs = {n: x.expand(shape).clone() if f"d_{n}" in CONSTANTS else x for n, x in inputs.items()}
+    found = evaluate(lambda leaves: case.oracle(leaves, None), inputs, dtype, cotangents)
+    return torch.hypot(found["d_log_decay"], found.get("d_phase", torch.zeros(())).to(torch.float64))
 
 
 def check_capacity(case: Case, inputs: dict[str, Tensor], result: dict[str, Tensor]) -> int:

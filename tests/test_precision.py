@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from seqzoo_kernels.precision import allowed_error, check_close, log_decay_scale
+from seqzoo_kernels.precision import allowed_error, check_close, log_decay_scale, sum_scale
 
 EXACT = torch.tensor([[1.0, -4.0], [0.5, 2.0]], dtype=torch.float64)
 
@@ -15,13 +15,19 @@ def test_the_formula():
     assert allowed_error(EXACT, reference, torch.bfloat16) == 2 * 0.25 + 8 * eps * 4
     assert allowed_error(EXACT, reference, torch.bfloat16, scale=10.0) == 2 * 0.25 + 8 * eps * 10
     assert allowed_error(EXACT, None, torch.float64) == 1e-9 * 4
-    assert allowed_error(EXACT[:0], reference[:0], torch.float32) == 0
+    assert allowed_error(EXACT[:0], reference[:0], torch.float32) == torch.finfo(torch.float32).tiny
 
 
 def test_the_scale_of_a_log_decay_gradient():
     q, dq = torch.tensor([3.0, -8.0]), torch.tensor([1.0, 2.0])
     assert log_decay_scale(torch.tensor([0.5]), q, dq) == 16
     assert log_decay_scale(torch.tensor([20.0]), q, dq) == 20
+
+
+def test_the_scale_of_a_sum_over_time():
+    terms = torch.tensor([[[3.0, 1.0], [-2.5, 1.0]]])  # [B, T, D]
+    assert sum_scale(terms.sum((0, 1)), terms) == 5.5
+    assert sum_scale(torch.tensor([7.0, 0.0]), terms) == 7
 
 
 def test_the_message_names_the_worst_element():

@@ -118,8 +118,10 @@ def build(make: Make, dtype: torch.dtype, seed: int) -> TokenMixer:
 def agree(case: Case, left: Route, right: Route) -> Measured:
     """`left` as it runs meets law 8 with `right` as the plain reference runs it, in float64 and in the case's dtype.
 
-    One draw of the reference's error may be lucky, most of all where the terms of a gradient cancel. So where law 8 fails at
-    first, the reference is granted the largest of its errors on a few neighbours of the case.
+    In a whole mixer terms cancel where no one outside can see them: a norm divides by what may be small, and hides the length of
+    what it divides. There one draw of the reference's error may be lucky: judged by it, the reference itself, its inputs moved
+    by one rounding, fails 1 case in 50. So where law 8 fails at first, the reference's error is its largest over the case and
+    a few neighbours. A single op has no such grant.
     """
     result = case.measure(left)
     dtype = case.x.dtype

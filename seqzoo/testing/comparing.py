@@ -66,7 +66,8 @@ def weights(like: Tensor) -> Tensor:
 def compare(result: Measured, exact: Measured, reference: Measured, dtype: torch.dtype) -> None:
     """Each tensor of `result` meets law 8; whole numbers are equal. The worst offender is named.
 
-    A gradient that vanishes beside the others is a difference of terms as large as they are, and so is its scale.
+    A gradient that vanishes beside the others (less than eps of the largest) is a difference of terms as large as they are,
+    as the gradient of a log-decay is of q * dq: so is its scale.
     """
     worst: LawViolation | None = None
     others = 0

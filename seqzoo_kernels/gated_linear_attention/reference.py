@@ -5,6 +5,7 @@ from torch import Tensor
 
 from ..checks import state_dtype
 from ..sequences import run_each
+from ..stepping import split_decay
 
 
 def forward(
@@ -28,8 +29,10 @@ def forward(
     def one(t: slice, state: Tensor | None) -> tuple[Tensor, Tensor]:
         s = torch.einsum("btgk,btgv->bgkv", k_[:, :0], v_[:, :0]) if state is None else state.to(dtype)
         out = []
-        for g_t, q_t, k_t, v_t in zip(*(x[:, t].unbind(1) for x in (g, q_, k_, v_)), strict=True):
-            s = g_t.exp()[..., None] * s + k_t[..., None] * v_t[..., None, :]
+        decay, lost = split_decay(g[:, t])
+        steps = (decay, lost, *(x[:, t] for x in (q_, k_, v_)))
+        for a, r, q_t, k_t, v_t in zip(*(x.unbind(1) for x in steps), strict=True):
+            s = a[..., None] * s + (r[..., None] * s + k_t[..., None] * v_t[..., None, :])
             out.append(torch.einsum("bgrk,bgkv->bgrv", q_t, s).flatten(1, 2))
         y = torch.stack(out, 1) if out else torch.einsum("bthk,btgv->bthv", q[:, t], v[:, t])
         return y.to(v.dtype), s.clone()

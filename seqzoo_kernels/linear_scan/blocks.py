@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..stepping import split_decay
+from ..stepping import Decay, split_decay
 
 Optional = Tensor | None
 Steps = Sequence[Tensor]
@@ -34,33 +34,38 @@ def scan(
 
 
 def _recurrent(g: Tensor, x: Tensor, phase: Optional, h: Tensor, out: Tensor) -> Tensor:
-    decays, residuals = (_steps(d, x.shape[1]) for d in split_decay(g, phase))
-    for x_t, a, r, out_t in zip(x.unbind(1), decays, residuals, out.unbind(1), strict=True):
-        h = torch.addcmul(torch.addcmul(x_t, r, h), a, h, out=out_t)
+    decays = _each(Decay(*split_decay(g, phase)), lambda value: _steps(value, x.shape[1]))
+    for x_t, a, out_t in zip(x.unbind(1), decays, out.unbind(1), strict=True):
+        h = a.step(x_t, h, out_t)
     return h
 
 
 def _blocked(g: Tensor, x: Tensor, phase: Optional, carry: Tensor, out: Tensor) -> Tensor:
     """Fill `out` [B, T, D] from the state `carry` [B, D]; return the last state."""
     layout = _Layout(x)
-    a = decay(g, phase)
+    decays = decay(g, phase)
     if layout.n:
-        xs, outs, decays = layout.split(x), layout.split(out), layout.split(a)
+        xs, outs, steps = layout.split(x), layout.split(out), _each(decays, layout.split)
         h = xs[0]
-        for a_t, x_t in zip(decays[1:], xs[1:], strict=True):
-            h = torch.addcmul(x_t, a_t, h)
-        totals = layout.total_decay(g, phase)
-        carries = torch.empty_like(h)
-        for i in range(layout.n):
-            carries[:, i] = carry
-            carry = torch.addcmul(h[:, i], totals[:, i], carry)
-        h = carries
-        for a_t, x_t, out_t in zip(decays, xs, outs, strict=True):
-            h = torch.addcmul(x_t, a_t, h, out=out_t)
+        for a, x_t in zip(steps[1:], xs[1:], strict=True):
+            h = a.step(x_t, h)
+        h = _join(layout.total_decay(g, phase), h.unbind(1), carry)
+        for a, x_t, out_t in zip(steps, xs, outs, strict=True):
+            h = a.step(x_t, h, out_t)
         carry = h[:, -1]
-    for a_t, x_t, out_t in zip(layout.rest(a), layout.rest(x), layout.rest(out), strict=True):
-        carry = torch.addcmul(x_t, a_t, carry, out=out_t)
+    for a, x_t, out_t in zip(_each(decays, layout.rest), layout.rest(x), layout.rest(out), strict=True):
+        carry = a.step(x_t, carry, out_t)
     return carry
+
+
+def _join(totals: Sequence[Decay], ends: Steps, carry: Tensor) -> Tensor:
+    """The state [B, n, D] before each of n blocks, from the one before the first and what each adds to it."""
+    before = carry.new_empty(carry.shape[0], len(ends), carry.shape[1])
+    slots = before.unbind(1)
+    slots[0].copy_(carry)
+    for total, end, here, there in zip(totals, ends, slots, slots[1:], strict=False):
+        total.step(end, here, there)
+    return before
 
 
 def scan_backward(
@@ -72,26 +77,29 @@ def scan_backward(
     z_t = conj(K_t) h_{t-1} the real part is d g and minus the imaginary part d phase; d h_0 = K_1.
     """
     layout = _Layout(dy)
-    a = decay(g, phase, conjugate=True)
+    decays = decay(g, phase, conjugate=True)
     dx = torch.empty_like(dy, memory_format=torch.contiguous_format)
-    sink = _Sink(g, phase, dy)
+    sink = _Sink(g, phase, dy, decays.value)
     rest = layout.rest(h)
     before = [h[:, layout.done - 1] if layout.done else h_0, *rest[:-1]]
     carry = _step_back(
-        layout.rest(a), layout.rest(dy), layout.rest(dx), before, carry, sink.through(layout.rest, (0,))
+        _each(decays, layout.rest),
+        layout.rest(dy),
+        layout.rest(dx),
+        before,
+        carry,
+        sink.through(layout.rest, (0,)),
     )
     if layout.n:
-        dys, dxs, hs, decays = (layout.split(value) for value in (dy, dx, h, a))
+        dys, dxs, hs = (layout.split(value) for value in (dy, dx, h))
+        steps = _each(decays, layout.split)
         k = torch.zeros_like(dys[0])
-        for a_t, dy_t in zip(reversed(decays), reversed(dys), strict=True):
-            k = a_t * k.add_(dy_t)
-        totals = layout.total_decay(g, phase, conjugate=True)
-        carries = torch.empty_like(k)
-        for i in reversed(range(layout.n)):
-            carries[:, i] = carry
-            carry = torch.addcmul(k[:, i], totals[:, i], carry)
+        for a, dy_t in zip(reversed(steps), reversed(dys), strict=True):
+            k = a.times(k.add_(dy_t), out=k)
+        totals = layout.total_decay(g, None if phase is None else -phase)
+        carries = _join(totals[::-1], k.unbind(1)[::-1], carry).flip(1)
         first = torch.cat([h_0[:, None], hs[-1][:, :-1]], 1)
-        carry = _step_back(decays, dys, dxs, [first, *hs[:-1]], carries, sink.through(layout.split, (0, 1)))[
+        carry = _step_back(steps, dys, dxs, [first, *hs[:-1]], carries, sink.through(layout.split, (0, 1)))[
             :, 0
         ]
     dg, dphase = sink.result()
@@ -99,7 +107,7 @@ def scan_backward(
 
 
 def _step_back(
-    decays: Steps,
+    decays: Sequence[Decay],
     dys: Steps,
     dxs: Steps,
     before: Steps,
@@ -108,7 +116,7 @@ def _step_back(
 ) -> Tensor:
     for i in reversed(range(len(dys))):
         torch.add(dys[i], k, out=dxs[i])
-        k = decays[i] * dxs[i]
+        k = decays[i].times(dxs[i], out=k if len(dys) > i + 1 else None)
         sink(i, k, before[i])
     return k
 
@@ -118,8 +126,9 @@ class _Layout:
 
     def __init__(self, x: Tensor) -> None:
         self.batch, self.length, self.width = x.shape
-        # the 4 C slices of all blocks and the n joins: sqrt(2T) keeps the slices large enough
-        self.block = max(1, round(math.sqrt(2 * self.length)))
+        # a rounded decay drifts from step to step, so a block is short; joins do not drift
+        longest = 16 if x.is_complex() else 32
+        self.block = max(1, min(longest, round(math.sqrt(2 * self.length))))
         n = self.length // self.block
         self.n = n if n > 1 else 0
         self.done = self.n * self.block
@@ -134,28 +143,33 @@ class _Layout:
         """The slices [B, D] behind the blocks."""
         return _steps(_at(value, slice(self.done, None)), self.length - self.done)
 
-    def total_decay(self, g: Tensor, phase: Optional, *, conjugate: bool = False) -> Tensor:
-        """The decay of each whole block, exp of its summed logs [B, n, D]."""
+    def total_decay(self, g: Tensor, phase: Optional) -> Sequence[Decay]:
+        """The decay of each of the n whole blocks, exp of its summed logs."""
 
         def total(value: Tensor) -> Tensor:
             if value.dim() == 1:
-                return (value * self.block).expand(self.batch, self.n, -1)
+                return value.double() * self.block
             return value[:, : self.done].unflatten(1, (self.n, self.block)).sum(2)
 
         angle = None if phase is None else total(phase.double())  # many turns: float32 would lose the place
-        return decay(total(g), angle, conjugate=conjugate).expand(self.batch, self.n, self.width)
+        total_decay = Decay(*split_decay(total(g), angle, dtype=g.dtype))
+        return _each(total_decay, lambda value: _steps(value, self.n))
 
 
 class _Sink:
-    """Where d g and d phase go: [B, T, D] step by step, or a sum for a constant [D]."""
+    """Where d g and d phase go: [B, T, D] step by step, or a sum for a constant [D].
 
-    def __init__(self, g: Tensor, phase: Optional, dy: Tensor) -> None:
+    A step needs its decay no more when its d g is known: where the two have one dtype, d g is written over it.
+    """
+
+    def __init__(self, g: Tensor, phase: Optional, dy: Tensor, decay: Tensor) -> None:
         def place(value: Tensor) -> Tensor:
             if value.dim() == 3:
                 return torch.empty(dy.shape, dtype=g.dtype, device=dy.device)
-            return torch.zeros(dy.shape[2], dtype=g.dtype, device=dy.device)
+            return torch.zeros(dy.shape[2], dtype=torch.float64, device=dy.device)
 
-        self.dg = place(g)
+        self.dtype = g.dtype
+        self.dg = decay if phase is None and g.dim() == 3 else place(g)
         self.dphase = None if phase is None else place(phase)
 
     def through(
@@ -185,23 +199,33 @@ class _Sink:
         return sink
 
     def result(self) -> tuple[Tensor, Optional]:
-        return self.dg, self.dphase
+        dphase = None if self.dphase is None else self.dphase.to(self.dtype)
+        return self.dg.to(self.dtype), dphase
 
 
-def decay(g: Tensor, phase: Optional, *, conjugate: bool = False) -> Tensor:
-    """e^{g + i phase}, or its conjugate."""
+def decay(g: Tensor, phase: Optional, *, conjugate: bool = False) -> Decay:
+    """e^{g + i phase}, or its conjugate; with what rounding lost where it is the same at every step."""
+    phase = -phase if conjugate and phase is not None else phase
+    if g.dim() == 1 and (phase is None or phase.dim() == 1):
+        return Decay(*split_decay(g, phase))
     modulus = g.exp()
     if phase is None:
-        return modulus
-    angle = phase if phase.dtype == torch.float64 else phase.to(g.dtype)
-    cos, sin = angle.cos().to(g.dtype), angle.sin().to(g.dtype)
+        return Decay(modulus)
+    turn, lost = split_decay(torch.zeros_like(phase), phase, dtype=g.dtype)
     result = torch.empty(
         torch.broadcast_shapes(g.shape, phase.shape), dtype=g.dtype.to_complex(), device=g.device
     )
     parts = torch.view_as_real(result)
-    torch.mul(modulus, cos, out=parts[..., 0])
-    torch.mul(modulus, -sin if conjugate else sin, out=parts[..., 1])
-    return result
+    for part, of_turn, of_lost in ((0, turn.real, lost.real), (1, turn.imag, lost.imag)):
+        torch.mul(modulus, of_lost, out=parts[..., part]).addcmul_(modulus, of_turn)
+    return Decay(result)
+
+
+def _each(decay: Decay, steps: Callable[[Tensor], Steps]) -> Sequence[Decay]:
+    """A decay for each of the slices that `steps` cuts."""
+    values = steps(decay.value)
+    lost: Sequence[Optional] = [None] * len(values) if decay.lost is None else steps(decay.lost)
+    return [Decay(*pair) for pair in zip(values, lost, strict=True)]
 
 
 def _at(value: Tensor, part: slice) -> Tensor:

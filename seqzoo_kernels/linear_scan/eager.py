@@ -108,7 +108,7 @@ def _forward_packed(
     h_0 = x.new_zeros(cu.shape[0] - 1, width) if p.initial_state is None else p.initial_state.to(x.dtype)
     x = _only(x, tokens)
     start = (tokens.offset == 0) & tokens.valid
-    decay = _row(blocks.decay(g, p.phase), length)
+    decay = _row(blocks.decay(g, p.phase).value, length)
     x = x + take(h_0, tokens.sequence, start) * decay.masked_fill(~start[:, None], 0)
     phase = p.phase if p.phase is None or p.phase.dim() == 1 else _only(p.phase, tokens)
     h, _ = blocks.scan(_reset(g, tokens), x, phase, torch.zeros_like(x[:, :0].sum(1)), mode, chunk_size)
@@ -133,7 +133,7 @@ def _backward_packed(
     zero = dy.new_zeros(1, width)
     dg, dx, dphase, _ = blocks.scan_backward(_reset(g, tokens), phase, h, zero, dy, zero)
     # what the first token of a sequence hands to its initial state, by the decay that the reset replaced
-    k = _row(blocks.decay(g, p.phase, conjugate=True), length) * dx
+    k = _row(blocks.decay(g, p.phase, conjugate=True).value, length) * dx
     k = k.masked_fill(~start[:, None], 0)
     z = torch.conj_physical(k) * take(h_0, tokens.sequence, start)
     dg = (dg + (z.real if z.is_complex() else z)).masked_fill(~tokens.valid[:, None], 0)

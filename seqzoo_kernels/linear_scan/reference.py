@@ -5,6 +5,7 @@ from torch import Tensor
 
 from ..checks import state_dtype
 from ..sequences import run_each
+from ..stepping import split_decay
 
 
 def forward(
@@ -32,17 +33,13 @@ def forward(
 def _scan(
     log_decay: Tensor, x: Tensor, phase: Tensor | None, h: Tensor | None, reverse: bool
 ) -> tuple[Tensor, Tensor]:
-    dtype = state_dtype(log_decay.dtype)
-    decay = log_decay.to(dtype).exp()
-    if phase is not None:
-        angle = phase.to(dtype)
-        decay = torch.complex(decay * angle.cos(), decay * angle.sin())
-        dtype = decay.dtype
+    decay, lost = split_decay(log_decay, phase)
+    dtype = decay.dtype
     h = torch.zeros_like(x[:, :0].sum(1), dtype=dtype) if h is None else h.to(dtype)
-    steps = list(zip(decay.unbind(1), x.to(dtype).unbind(1), strict=True))
+    steps = list(zip(decay.unbind(1), lost.unbind(1), x.to(dtype).unbind(1), strict=True))
     out = []
-    for a, x_t in reversed(steps) if reverse else steps:
-        h = a * h + x_t
+    for a, r, x_t in reversed(steps) if reverse else steps:
+        h = a * h + (r * h + x_t)
         out.append(h)
     if not out:
         return x.to(out_dtype(x, phase)), h.clone()
