@@ -268,3 +268,51 @@ def test_wrong_states():
         attention(q, k, v, initial_state=plain._replace(v=plain.v[:, :2]))
     with pytest.raises((ValueError, TypeError), match=r"attention: .*donate"):
         attention(q, k, v, donate=True)
+
+
+@pytest.mark.parametrize("logits", [1.0, 30.0, 300.0])
+@pytest.mark.parametrize(
+    ("backend", "mode"), [("sdpa", "auto"), *(("torch", m) for m in ("parallel", "chunked", "recurrent"))]
+)
+def test_gradients_of_a_saturated_softmax(backend, mode, logits):
+    """Scores far above 1: rounding one of size s moves its weight by a share s eps, so a sum's terms count s times.
+
+    Where nearly all weight is on one key, d q and d k are small differences of such terms.
+    """
+    for seed in range(10):
+        q, k, v = qkv(2, T=33, H=4, G=2, K=8, V=8, seed=seed, dtype=torch.float32)
+        q = q * logits
+        w = qkv(2, T=33, H=4, V=8, G=4, seed=seed + 100, dtype=torch.float32)[2]
+
+        def gradients(q, k, v, w=w, **options):
+            leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+            out, _ = attention(*leaves, **options)
+            return dict(zip(("d_q", "d_k", "d_v"), torch.autograd.grad(out, leaves, w.to(out)), strict=True))
+
+        ours = gradients(q, k, v, backend=backend, mode=mode)
+        exact = gradients(q.double(), k.double(), v.double(), backend="reference")
+        reference = gradients(q, k, v, backend="reference")
+        scales = softmax_scales(q.double(), k.double(), v.double(), w.double())
+        for name, wanted in exact.items():
+            scale = max(precision.largest(wanted), scales[name])
+            precision.check_close(
+                ours[name], wanted, reference[name], dtype=torch.float32, name=name, scale=scale
+            )
+
+
+def softmax_scales(q, k, v, w):
+    """The largest sums of terms, each |s| times, of a whole causal pass: P |dP| |k|, P |dP| |q| and P |w|."""
+    groups = q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(groups, 2) for x in (k, v))
+    q = q * q.shape[-1] ** -0.5
+    later = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool).triu(1)
+    scores = torch.einsum("bihk,bjhk->bhij", q, k)
+    P = scores.masked_fill(later, -torch.inf).softmax(-1)
+    size = scores.abs().clamp(min=1)
+    terms = P * torch.einsum("bihv,bjhv->bhij", w, v).abs()
+    terms = (terms + P * terms.sum(-1, keepdim=True)) * size
+    d_q = torch.einsum("bhij,bjhk->bihk", terms, k.abs()) * q.shape[-1] ** -0.5
+    d_k = torch.einsum("bhij,bihk->bjhk", terms, q.abs())
+    d_v = torch.einsum("bhij,bihv->bjhv", P * size, w.abs())
+    d_k, d_v = (x.unflatten(2, (-1, groups)).sum(3) for x in (d_k, d_v))
+    return {"d_q": d_q.max().item(), "d_k": d_k.max().item(), "d_v": d_v.max().item()}
