@@ -1,19 +1,23 @@
 """``seqzoo bench``: a training step and decoding of each mixer, beside the plain code for it.
 
-The plain code of a mixer is the same model on the ops' reference backend: the loop over time, or the whole score matrix, that a
-paper's formula spells out. Where transformers is installed, its Llama and Mamba of the same width and depth decode too.
+The plain code of a mixer is the same model on ops as a paper's formula spells them out: a loop over time, or the whole score
+matrix. Where transformers is installed, its Llama and Mamba of the same width and depth decode too.
 """
 
 from __future__ import annotations
 
+import importlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch import Tensor
 
 import seqzoo
 from seqzoo.lab.errors import asked_by_user
@@ -52,7 +56,7 @@ def training_figures(mixers: Sequence[str], shape: Shape, repeats: int = 3) -> l
         times: dict[str, list[float]] = {"seqzoo": [], "plain": []}
         for _ in range(repeats + 1):
             for code, taken in times.items():
-                with use_backend("reference") if code == "plain" else nullcontext():
+                with _plain_ops() if code == "plain" else nullcontext():
                     taken.append(_seconds(partial(_train_step, model, tokens)))
         figures += [
             Figure(mixer, c, "training ms/step", 1e3 * statistics.median(t[1:])) for c, t in times.items()
@@ -73,6 +77,42 @@ def decode_figures(
             seconds = _seconds(partial(generate, context))
             figures.append(Figure(mixer, code, f"decode tokens/s to {context}", context / seconds))
     return figures
+
+
+@contextmanager
+def _plain_ops() -> Iterator[None]:
+    """Ops as one would write them first, without the reference's care for rounding. Attention's reference is that already."""
+    scan, matrix = (
+        importlib.import_module(f"seqzoo_kernels.{op}.reference")
+        for op in ("linear_scan", "gated_linear_attention")
+    )
+    with (
+        patch.object(scan, "forward", _plain_scan),
+        patch.object(matrix, "forward", _plain_gated_linear_attention),
+        use_backend("reference"),
+    ):
+        yield
+
+
+def _plain_scan(log_decay: Tensor, x: Tensor, phase: Tensor | None, state: Tensor, *_: Any) -> Any:
+    decay = (
+        log_decay.exp() if phase is None else torch.polar(*torch.broadcast_tensors(log_decay.exp(), phase))
+    )
+    h, out = state, []
+    for a, x_t in zip(decay.expand(x.shape).unbind(1), x.unbind(1), strict=True):
+        h = a * h + x_t
+        out.append(h)
+    return torch.stack(out, 1), h
+
+
+def _plain_gated_linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor, _: None, scale: float, *__: Any
+) -> Any:
+    out = []
+    for q_t, k_t, v_t, a in zip(*(t.unbind(1) for t in (q * scale, k, v, log_decay.exp())), strict=True):
+        state = a[..., None] * state + k_t[..., None] * v_t[:, :, None]
+        out.append(torch.einsum("bhk,bhkv->bhv", q_t, state))
+    return torch.stack(out, 1), state
 
 
 def _model(mixer: str, shape: Shape) -> seqzoo.LanguageModel:
