@@ -92,7 +92,9 @@ def attention(
         key_position = torch.cat([cached, position], 1)
         if isinstance(state, DecayAttentionState):
             bias = torch.cat([state.bias, state.bias.new_zeros(k.shape[0], k.shape[1], q.shape[2])], 1)
-    whole = cu_seqlens is None and not state.k.shape[1] and not (window and window < q.shape[1])
+    # a traced graph serves any T, so it can't depend on whether this one is longer than the window
+    narrow = window and (torch.compiler.is_compiling() or window < q.shape[1])
+    whole = cu_seqlens is None and not state.k.shape[1] and not narrow
     name = _pick(backend, q, k, log_decay, bias, mode, whole)
     block = {
         "auto": 0,

@@ -50,7 +50,7 @@ def extend(old: State, k: Tensor, v: Tensor, added: Tensor, log_decay: Tensor | 
     slots = old.k.shape[1]
     total = slots + k.shape[1]
     if window:
-        total = min(total, window)
+        total = torch.sym_min(total, window)
     length = old.length + added
     position = slot_positions(length, total, window)
     is_new = position >= old.length[:, None]
