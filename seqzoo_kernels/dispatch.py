@@ -1,11 +1,43 @@
 """Which backend runs: *auto* falls back, an explicit choice works or raises saying why not."""
 
+import importlib
+import importlib.util
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import ModuleType
+from typing import Any
+
+from torch import Tensor
 
 NAMES = ("auto", "reference", "torch", "triton", "sdpa", "xformers")
 _default = {"backend": "auto"}
+_triton_is_installed = importlib.util.find_spec("triton") is not None
+_interpreted = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "y", "yes")
+
+
+class Refusal(ValueError):
+    """The backend asked for does not serve this call: `reason`. The text also says which others there are."""
+
+    def __init__(self, op: str, backend: str, reason: str, others: str) -> None:
+        super().__init__(f"{op}: backend {backend!r} can't be used: {reason}. Others: {others}.")
+        self.reason = reason
+
+
+class Later:
+    """A backend that is imported when it first runs: `import seqzoo` neither needs Triton nor waits for it."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._module), name)
+
+
+def no_triton(x: Tensor) -> str | None:
+    """Why a Triton kernel can't be given x, or None."""
+    if not x.is_cuda and not _interpreted:
+        return f"it needs a GPU, and x is on {x.device}"
+    return None if _triton_is_installed else "triton is not installed"
 
 
 @contextmanager
@@ -31,20 +63,21 @@ def check_name(op: str, name: str) -> None:
 def pick(
     op: str,
     backend: str,
-    backends: Mapping[str, ModuleType],
+    backends: Mapping[str, Any],
     refusals: Mapping[str, str | None] | None = None,
 ) -> str:
     """The name of the backend to run: `backend`, else the default of `use_backend`, else the first that does not refuse.
 
     `refusals` says why a backend can't serve this call; None is no objection.
     """
-    check_name(op, backend)
+    if backend not in backends:
+        check_name(op, backend)
     refusals = refusals or {}
     name = _default["backend"] if backend == "auto" else backend
     if name == "auto":
         return next(name for name in backends if refusals.get(name) is None)
-    reason = refusals.get(name) if name in backends else "it has no such backend"
+    reason = refusals.get(name) or (None if name in backends else "it has no such backend")
     if reason is not None:
         others = ", ".join(other for other in backends if other != name)
-        raise ValueError(f"{op}: backend {name!r} can't be used: {reason}. Others: {others}.")
+        raise Refusal(op, name, reason, others)
     return name

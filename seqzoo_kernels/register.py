@@ -9,7 +9,6 @@ and the reference gives second derivatives: the backward's own backward differen
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -37,7 +36,7 @@ class TorchOp:
         tensors: Sequence[str],
         options: Sequence[str],
         outputs: int,
-        backends: Mapping[str, ModuleType],
+        backends: Mapping[str, Any],
         fake: Callable[..., tuple[Tensor, ...]],
         plain: Callable[..., tuple[Tensor, ...]],
     ) -> None:

@@ -6,15 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import planted
 import pytest
-import test_laws as planted
 import torch
+from right_mixers import EMA
 
 import seqzoo
 from seqzoo.cli import main
 from seqzoo.testing import LAWS, LawViolation, MixerLaws, Report, check_mixer
 from seqzoo.testing.examples import EXAMPLES
 from seqzoo.testing.kit import check_laws
+from seqzoo.testing.law import SCREEN, arguments, code, rows_of
 from seqzoo.testing.subject import subject
 
 ROOT = Path(__file__).parent.parent
@@ -103,27 +105,14 @@ class TestCheckMixer:
         assert list(EXAMPLES) == list(LAWS)
 
     def test_a_right_mixer_passes(self):
-        report = check_mixer(planted.EMA)
+        report = check_mixer(EMA)
         assert isinstance(report, Report)
         assert [row.law for row in report.rows] == list(LAWS)
         assert {row.outcome for row in report.rows} == {"pass"}
         assert all(row.examples and row.seconds > 0 for row in report.rows)
         assert len(str(report).splitlines()) == 2 + len(LAWS)
         with pytest.raises(dataclasses.FrozenInstanceError):
-            report.mixer = "another"
-
-    @pytest.mark.parametrize("fault", planted.FAULTS, ids=lambda fault: fault.__name__)
-    def test_a_fault_is_caught_by_name_and_its_script_shows_it_again(self, fault):
-        law = planted.FAULTS[fault]
-        with pytest.raises(LawViolation, match=f"^{law}: ") as caught:
-            check_mixer(fault, laws=[law])
-        violation = caught.value
-        assert violation.law == law
-        assert len(str(violation).splitlines()) < 24
-        assert violation.script in str(violation).replace("\n    ", "\n")
-        assert len(violation.script.splitlines()) == 2
-        with pytest.raises(LawViolation, match=f"^{law}: "):
-            exec(violation.script, {})
+            report.subject = "another"
 
     def test_the_example_is_small(self):
         with pytest.raises(LawViolation) as caught:
@@ -151,14 +140,34 @@ class TestCheckMixer:
         factory = lambda: seqzoo.create_mixer("hgru_real", 16)  # noqa: E731
         assert check_mixer(factory, laws=["rows"]).rows[0].outcome == "pass"
 
+    def test_options_are_drawn_too(self):
+        class MixesRowsIfAsked(EMA):
+            def __init__(self, dim, *, half_life=8.0, mixing: bool = False):
+                super().__init__(dim, half_life=half_life)
+                self.mixing = mixing
+
+            def mix(self, x, state, **rest):
+                return super().mix(x + self.mixing * x.sum(0), state, **rest)
+
+        (row,) = check_laws(subject(MixesRowsIfAsked), laws=["rows"], budget="thorough")
+        assert "mixing=True" in row.violation.script
+        (row,) = check_laws(subject(MixesRowsIfAsked, {"mixing": False}), laws=["rows"], budget="thorough")
+        assert row.outcome == "pass"
+
+    def test_time_bounds_what_is_drawn(self):
+        (all_of_them,) = check_laws(subject(EMA), laws=["rows"])
+        (few,) = check_laws(subject(EMA), laws=["rows"], seconds=1e-6)
+        assert few.examples < all_of_them.examples
+        assert few.outcome == "pass"
+
     def test_only_its_modes_are_tested(self):
-        class Recurrent(planted.EMA):
+        class Recurrent(EMA):
             modes = ("recurrent",)
 
-        class Chunked(planted.EMA):
+        class Chunked(EMA):
             modes = ("chunked",)
 
-        one, three = (check_mixer(m, laws=["rows"]).rows[0].examples for m in (Recurrent, planted.EMA))
+        one, three = (check_mixer(m, laws=["rows"]).rows[0].examples for m in (Recurrent, EMA))
         assert 0 < one < three
         (row,) = check_mixer(Chunked, laws=["modes_agree"]).rows
         assert (row.outcome, row.note) == ("skip", "no recurrent mode to compare with")
@@ -196,6 +205,46 @@ except ImportError as error:
 """
         run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
         assert 'pip install "seqzoo[testing]"' in run.stdout, run.stderr
+
+
+class TestMessage:
+    @pytest.mark.parametrize(
+        "value",
+        [
+            "0" * 500 + "1" * 500,
+            ("1" * 250 + "0" * 500 + "1" * 250, "0" * 1000),
+            "0110" * 20,
+            (3,),
+            (),
+            "auto",
+        ],
+    )
+    def test_an_example_is_python(self, value):
+        text = code(value)
+        assert eval(text) == value
+        assert len(text) <= 100
+
+    def test_it_fits_one_screen_whatever_broke(self):
+        violation = LawViolation("\n".join(["a compiler speaks " * 50] * 100))
+        violation.law, violation.rule = "padding", "A rule. " * 15
+        violation.example = EXAMPLES["padding"].long[0]
+        violation.script = f"import seqzoo\nLAWS['padding'](make, {arguments(violation.example)})"
+        assert rows_of(str(violation)) <= SCREEN[0]
+        assert "and 9" in str(violation)
+        assert violation.script in str(violation).replace("\n    ", "\n")
+
+    def test_a_mask_of_a_thousand_tokens_is_reproduced(self):
+        check = subject(planted.PadsDecayTheState).test
+        with pytest.raises(LawViolation) as caught:
+            check("padding", {}, EXAMPLES["padding"].long[0])
+        assert rows_of(str(caught.value)) <= SCREEN[0]
+        with pytest.raises(LawViolation, match=r"^padding: "):
+            exec(caught.value.script, {})
+
+    def test_options_that_were_drawn_are_in_the_script(self):
+        with pytest.raises(LawViolation) as caught:
+            subject("gla").test("rows", {"index": (0,)}, {"options": {"num_heads": 2}, "batch": "two"})
+        assert "create_mixer('gla', 16, chunk_size=16, num_heads=2)" in caught.value.script
 
 
 class TestCommand:
@@ -244,12 +293,12 @@ class TestCommand:
 class TestEMA(MixerLaws):
     """The laws as tests, as in a suite of someone else."""
 
-    mixer = planted.EMA
+    mixer = EMA
 
 
 class Factory(MixerLaws):
     def mixer():
-        return planted.EMA(16)
+        return EMA(16)
 
 
 class Broken(MixerLaws):

@@ -1,6 +1,7 @@
 """Run a mixer two ways, with every gradient, and compare the two by law 8."""
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from .law import LawViolation, require, violated
 State = Any  # a (nested) NamedTuple of tensors
 Shared = dict[str, Tensor] | None
 Measured = dict[str, Tensor]
+NO_MOVES: Mapping[str, float] = MappingProxyType({})
 # (mixer, x, state, shared) -> (y, state); a state of None is not compared.
 Route = Callable[[TokenMixer, Tensor, State, Shared], tuple[Tensor, State]]
 
@@ -63,12 +65,19 @@ def weights(like: Tensor) -> Tensor:
     return torch.cos(angle).to(torch.bfloat16).to(torch.float64)
 
 
-def compare(result: Measured, exact: Measured, reference: Measured, dtype: torch.dtype) -> None:
+def compare(
+    result: Measured,
+    exact: Measured,
+    reference: Measured,
+    dtype: torch.dtype,
+    moves: Mapping[str, float] = NO_MOVES,
+) -> None:
     """Each tensor of `result` meets law 8; whole numbers are equal. The worst offender is named.
 
     A gradient that vanishes beside the others (less than eps of the largest) is a difference of terms as large as they are,
-    as the gradient of a log-decay is of q * dq: so is its scale.
+    as the gradient of a log-decay is of q * dq: so is its scale. `moves` are lower bounds of eps * scale.
     """
+    eps = torch.finfo(dtype).eps
     worst: LawViolation | None = None
     others = 0
     scales = {name: largest(v) for name, v in exact.items()}
@@ -76,8 +85,8 @@ def compare(result: Measured, exact: Measured, reference: Measured, dtype: torch
     for name, wanted in exact.items():
         require(name in result, f"{name} is missing.")
         got, wanted, plain = zero_extended(name, result[name], wanted, reference[name])
-        vanishes = name.startswith("gradient") and scales[name] < torch.finfo(dtype).eps * top
-        scale = top if vanishes else scales[name]
+        vanishes = name.startswith("gradient") and scales[name] < eps * top
+        scale = max(top if vanishes else scales[name], moves.get(name, 0.0) / eps)
         try:
             if wanted.is_floating_point():
                 check_close(got, wanted, plain, dtype=dtype, name=name, scale=scale)
@@ -96,16 +105,13 @@ def compare(result: Measured, exact: Measured, reference: Measured, dtype: torch
         violated(worst.what + more, measured=worst.measured, allowed=worst.allowed)
 
 
-def with_largest_error(exact: Measured, pairs: Sequence[tuple[Measured, Measured]]) -> Measured:
-    """`exact` with, on each tensor, the largest of the errors that `pairs` of (exact, reference) show."""
-
-    def worst(name: str) -> Tensor:
-        if not exact[name].is_floating_point():
-            return exact[name]
-        errors = [plain[name].to(torch.float64) - wanted[name] for wanted, plain in pairs]
-        return exact[name] + max(errors, key=largest)
-
-    return {name: worst(name) for name in exact}
+def largest_moves(exact: Measured, moved: Sequence[Measured]) -> dict[str, float]:
+    """How far each tensor of `exact` is from the same one of `moved`, at most."""
+    return {
+        name: max(largest(other[name] - wanted) for other in moved)
+        for name, wanted in exact.items()
+        if wanted.is_floating_point()
+    }
 
 
 def zero_extended(name: str, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -3,7 +3,7 @@
 An example is the keyword arguments of a law but `mode` and `dtype`, which the kit and the tests go through one by one.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -14,12 +14,13 @@ from hypothesis.strategies import SearchStrategy
 
 from . import strategies
 from .laws_of_use import ROUND_TRIPS
+from .subject import CHUNK
 
 Example = dict[str, Any]
 
-CHUNK = strategies.CHUNK
 DTYPES = (torch.float64, torch.float32)
 HALVES = (torch.bfloat16, torch.float16)
+SCATTERED: Example = {"layout": "strided", "gradients": "strided", "poisoned": True}
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,14 @@ class Examples:
 
 
 def _drawn(**own: SearchStrategy[Any]) -> SearchStrategy[Example]:
-    """A law's own arguments, and what its case is drawn from."""
-    return st.builds(lambda own, case: {**own, **case}, st.fixed_dictionaries(own), strategies.drawn())
+    """A law's own arguments, what its case is drawn from, and how it lies in memory."""
+    return strategies.joined(st.fixed_dictionaries(own), strategies.drawn(), strategies.memory())
 
 
 def _with_length(cut: str, pairs: SearchStrategy[tuple[int, Any]]) -> SearchStrategy[Example]:
-    """A length and where to cut it, and what the case is drawn from."""
-    named: Callable[[tuple[int, Any], Example], Example]
-    named = lambda pair, case: {"length": pair[0], cut: pair[1], **case}  # noqa: E731
-    return st.builds(named, pairs, strategies.drawn())
+    """A length and where to cut it, what the case is drawn from, and how it lies in memory."""
+    own = pairs.map(lambda pair: {"length": pair[0], cut: pair[1]})
+    return strategies.joined(own, strategies.drawn(), strategies.memory())
 
 
 EXAMPLES: Mapping[str, Examples] = MappingProxyType(
@@ -60,7 +60,8 @@ EXAMPLES: Mapping[str, Examples] = MappingProxyType(
                 {"batch": 2, "length": CHUNK - 1, "shared": True},
                 {"batch": 2, "length": 2 * CHUNK + 1, "history": 0},
                 {"batch": 1, "length": 1},
-                {"batch": 1, "length": CHUNK + 1},
+                {"batch": 1, "length": CHUNK + 1, **SCATTERED},
+                {"batch": 2, "length": CHUNK - 1, "gradients": "expanded"},
             ),
             drawn=_drawn(batch=strategies.batches(), length=strategies.lengths()),
             long=({"length": 1000},),
@@ -69,7 +70,7 @@ EXAMPLES: Mapping[str, Examples] = MappingProxyType(
         "splitting": Examples(
             always=(
                 {"length": 70, "cuts": (1, 3, 68), "history": 0},
-                {"length": CHUNK + 1, "cuts": (CHUNK,), "shared": True},
+                {"length": CHUNK + 1, "cuts": (CHUNK,), "shared": True, **SCATTERED},
                 {"length": 6, "cuts": (0, 6)},
             ),
             drawn=_with_length("cuts", strategies.lengths_and_cuts()),
@@ -85,7 +86,13 @@ EXAMPLES: Mapping[str, Examples] = MappingProxyType(
         "packing": Examples(
             always=(
                 {"lengths": (10, 5, 22), "tail": 0, "bounded": False, "history": 0},
-                {"lengths": (0, CHUNK, 0, 1, CHUNK + 1, 0), "tail": 2, "bounded": True, "shared": True},
+                {
+                    "lengths": (0, CHUNK, 0, 1, CHUNK + 1, 0),
+                    "tail": 2,
+                    "bounded": True,
+                    "shared": True,
+                    **SCATTERED,
+                },
                 {"lengths": (0, 0), "tail": 3, "bounded": True},
             ),
             drawn=_drawn(lengths=strategies.packs(), tail=strategies.tails(), bounded=strategies.booleans()),
@@ -94,7 +101,7 @@ EXAMPLES: Mapping[str, Examples] = MappingProxyType(
         "padding": Examples(
             always=(
                 {"mask": ("111111110000", "111100111000"), "history": 0},
-                {"mask": ("0" * 7 + "1" * 17, "1" * 24, "0" * 24), "shared": True},
+                {"mask": ("0" * 7 + "1" * 17, "1" * 24, "0" * 24), "shared": True, **SCATTERED},
             ),
             drawn=_drawn(mask=strategies.masks()),
             long=(
@@ -115,7 +122,9 @@ EXAMPLES: Mapping[str, Examples] = MappingProxyType(
         ),
         "state_value": Examples(
             always=({"length": 1}, {"length": CHUNK + 1, "shared": True}),
-            drawn=_drawn(length=strategies.lengths(40)),
+            drawn=strategies.joined(
+                st.fixed_dictionaries({"length": strategies.lengths(40)}), strategies.drawn()
+            ),
         ),
         "precision": Examples(
             always=({"length": 67, "history": 0}, {"length": 67, "history": 5}),

@@ -16,7 +16,7 @@ from seqzoo import TokenMixer
 from .cases import Case, Make, agree, build, draw
 from .comparing import Shared, State, named_leaves, same_bits
 from .law import law, require
-from .laws import whole
+from .routes import whole
 
 ROUND_TRIPS = ("config", "state_dict", "deepcopy", "meta", "torch.save", "safetensors", "state")
 

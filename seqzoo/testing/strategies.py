@@ -1,11 +1,21 @@
-"""Hypothesis strategies for the examples of a law: shapes, cuts, packs, masks, seeds."""
+"""Hypothesis strategies for what the laws are tried on: mixers, options, shapes, cuts, packs, masks, gates, memory."""
 
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-CHUNK = 16  # lengths just below, at and above a multiple of it are the ones that break
+import seqzoo
+from seqzoo import TokenMixer
+
+from .layouts import GRADIENTS, LAYOUTS
+from .op_cases import GATES
+from .subject import CHUNK, DIM, find_mixer
+
+# lengths just below, at and above a multiple of CHUNK are the ones that break
+COUNTS = (1, 2, 3, 4, 8, 17)  # for options that count something
 
 
 def seeds() -> SearchStrategy[int]:
@@ -18,6 +28,74 @@ def drawn() -> SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries(
         {"seed": seeds(), "shared": st.booleans(), "history": st.sampled_from([0, 1, 5])}
     )
+
+
+def memory() -> SearchStrategy[dict[str, Any]]:
+    """How inputs and gradients lie in memory, and whether fresh memory is full of NaN; see `layouts`."""
+    return st.fixed_dictionaries(
+        {
+            "layout": st.sampled_from(LAYOUTS),
+            "gradients": st.sampled_from(GRADIENTS),
+            "poisoned": st.booleans(),
+        }
+    )
+
+
+def joined(*parts: SearchStrategy[dict[str, Any]]) -> SearchStrategy[dict[str, Any]]:
+    """The keyword arguments of several strategies together."""
+    return st.tuples(*parts).map(lambda drawn: {name: v for part in drawn for name, v in part.items()})
+
+
+def mixers(pattern: str = "*") -> SearchStrategy[str]:
+    """Names of registered mixers."""
+    return st.sampled_from(seqzoo.list_mixers(pattern))
+
+
+@st.composite
+def options(
+    draw: Any, mixer: str | type[TokenMixer], fixed: Mapping[str, Any] | None = None, most: int = 2
+) -> dict[str, Any]:
+    """Options of a mixer beside the `fixed` ones, up to `most` away from their defaults; the signature tells their kinds.
+
+    Counts, measures and switches vary; a word has only its default, and so has dropout, which is random on purpose. What the
+    mixer refuses with a ValueError or a TypeError is not drawn.
+    """
+    cls, fixed = find_mixer(mixer) if isinstance(mixer, str) else mixer, fixed or {}
+    choices = {name: _values(p) for name, p in list(inspect.signature(cls).parameters.items())[1:]}
+    names = sorted(name for name, values in choices.items() if values and name not in fixed)
+    if not names:
+        return {}
+    some = st.lists(st.sampled_from(names), max_size=most, unique=True)
+    drawn = some.flatmap(lambda some: st.fixed_dictionaries({n: st.sampled_from(choices[n]) for n in some}))
+    return draw(drawn.filter(lambda given: _builds(cls, {**fixed, **given})))
+
+
+def _values(option: inspect.Parameter) -> list[Any]:
+    """Other values than the default, of the same kind."""
+    kind, default = str(option.annotation), option.default
+    if "dropout" in option.name:
+        return []
+    if isinstance(default, bool):
+        return [not default]
+    if isinstance(default, float):
+        # a share stays between 0 and 1
+        return [default / 2, default**0.5 if default <= 1 else 2 * default] if default > 0 else [0.25]
+    if isinstance(default, int) or (default is None and "int" in kind):
+        return [count for count in COUNTS if count != default]
+    return []
+
+
+def _builds(cls: type[TokenMixer], given: Mapping[str, Any]) -> bool:
+    try:
+        seqzoo.create_mixer(cls, DIM, **given)
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+def gates() -> SearchStrategy[str]:
+    """Kinds of log-decays, for an op: mild, saturated, -inf, -1e9, -1e-6, and all of these in turn."""
+    return st.sampled_from(list(GATES))
 
 
 def batches(smallest: int = 1) -> SearchStrategy[int]:

@@ -5,13 +5,17 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import seqzoo
 from seqzoo import TokenMixer
 
+from .law import LAWS, LawViolation, arguments
+
+Options = tuple[tuple[str, Any], ...]
 Mixer = str | type[TokenMixer] | Callable[[], TokenMixer]
 
 DIM = 16
@@ -20,25 +24,45 @@ CHUNK = 16  # so that short inputs meet the edges of chunks
 
 @dataclass(frozen=True)
 class Subject:
-    """A mixer to test: `make` builds it, and so does the expression `code` after the statement `imports`."""
+    """A mixer to test: `make` builds it, and so does the expression `code` after the statement `imports`.
+
+    A factory has no `cls`, and no `options` but its own.
+    """
 
     name: str
     make: Callable[[], TokenMixer]
     code: str
     imports: str
+    cls: type[TokenMixer] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    vary: Callable[[Options], "Subject"] | None = None  # the same with other options
 
     def on(self, device: str) -> "Subject":
         """The same, built on a device."""
         if device == "cpu":
             return self
-        return Subject(
-            self.name, lambda: self.make().to(device), f"({self.code}).to({device!r})", self.imports
+        make, vary = self.make, self.vary
+        return replace(
+            self,
+            make=lambda: make().to(device),
+            code=f"({self.code}).to({device!r})",
+            vary=None if vary is None else lru_cache(lambda options: vary(options).on(device)),
         )
+
+    def test(self, law: str, fixed: Mapping[str, Any], example: Mapping[str, Any]) -> None:
+        """Test `law` on the two as one example, whose `options` are those of the mixer. A violation has its script."""
+        given = {**fixed, **example}
+        options = given.pop("options", None)
+        varied = self.vary(tuple(sorted(options.items()))) if options and self.vary else self
+        try:
+            LAWS[law](varied.make, **given)
+        except LawViolation as violation:
+            violation.script = varied.script(law, violation.example)
+            raise
 
     def script(self, law: str, example: Mapping[str, Any]) -> str:
         """Two lines that test `law` on `example`."""
-        arguments = "".join(f", {name}={value!r}" for name, value in example.items())
-        return f'{self.imports}\nLAWS["{law}"](lambda: {self.code}{arguments})'
+        return f'{self.imports}\nLAWS["{law}"](lambda: {self.code}, {arguments(example)})'
 
 
 def subject(mixer: Mixer, options: Mapping[str, Any] | None = None) -> Subject:
@@ -83,9 +107,10 @@ def find_mixer(name: str) -> type[TokenMixer]:
     return cls
 
 
-def importable(cls: type) -> bool:
-    """Whether a class is found by its module and name, as pickle and a config find it."""
-    return _found(cls.__module__, cls.__qualname__) is cls
+def importable(thing: Any) -> bool:
+    """Whether a class or a function is found by its module and name, as pickle and a config find it."""
+    name = getattr(thing, "__qualname__", "")
+    return bool(name) and _found(getattr(thing, "__module__", ""), name) is thing
 
 
 def _created(mixer: str | type[TokenMixer], options: dict[str, Any]) -> Subject:
@@ -108,6 +133,9 @@ def _created(mixer: str | type[TokenMixer], options: dict[str, Any]) -> Subject:
             lambda: seqzoo.create_mixer(cls, DIM, **options),
             f"seqzoo.create_mixer({named}, {DIM}{given})",
             imports,
+            cls,
+            options,
+            lru_cache(lambda others: _created(mixer, {**options, **dict(others)})),
         )
     )
 
