@@ -2,8 +2,9 @@
 
 from . import mixers, states
 from .bounds import LowerBounds
-from .mixer import TokenMixer
+from .mixer import ParamRule, TokenMixer
 from .model import Backbone, Block, LanguageModel
+from .optim import param_groups
 from .packing import Pack
 from .registry import MixerInfo, create_mixer, list_mixers, mixer_from_config, mixer_info, register_mixer
 
@@ -15,12 +16,14 @@ __all__ = [
     "LowerBounds",
     "MixerInfo",
     "Pack",
+    "ParamRule",
     "TokenMixer",
     "create_mixer",
     "list_mixers",
     "mixer_from_config",
     "mixer_info",
     "mixers",
+    "param_groups",
     "register_mixer",
     "states",
 ]

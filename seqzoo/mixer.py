@@ -4,7 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,13 @@ from .packing import Pack, Padding
 from .states import leaves, map_state
 
 Shared = Mapping[str, Tensor]
+
+
+class ParamRule(NamedTuple):
+    """How a parameter is trained: its share of the learning rate, and whether weight decay applies."""
+
+    lr_scale: float = 1.0
+    decay: bool = True
 
 
 class TokenMixer(nn.Module):
@@ -87,6 +94,10 @@ class TokenMixer(nn.Module):
     def shared_dim(self, name: str) -> int:
         """Width of the "channel" tensor `name` that it reads."""
         return self.dim
+
+    def param_rule(self, name: str, parameter: Tensor) -> ParamRule:
+        """How its parameter `name` is trained, for `seqzoo.param_groups`: matrices decay, vectors do not."""
+        return ParamRule(decay=parameter.dim() >= 2)
 
     # what a user calls
 

@@ -11,6 +11,16 @@ class LabError(ValueError):
     other ValueError is a bug of ours and shows where it happened.
     """
 
+    status = 1  # of the process that ends with it
+
+
+class Interrupted(LabError):
+    """A signal asked the run to stop, and it has stopped in good order."""
+
+    def __init__(self, text: str, signal: int) -> None:
+        super().__init__(text)
+        self.status = 128 + signal  # as a shell reports it
+
 
 @contextmanager
 def asked_by_user() -> Iterator[None]:

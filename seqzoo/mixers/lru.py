@@ -10,9 +10,11 @@ from torch.nn import functional as F
 from seqzoo_kernels import linear_scan
 from seqzoo_kernels.checks import state_dtype
 
-from ..mixer import Shared, TokenMixer
+from ..mixer import ParamRule, Shared, TokenMixer
 from ..packing import Pack
 from ..registry import register_mixer
+
+RECURRENT = {"nu_log", "theta_log", "gamma_log", "B_re", "B_im"}
 
 
 class LRUState(NamedTuple):
@@ -28,7 +30,8 @@ class LRU(TokenMixer):
 
     At the start |lambda|^2 is uniform in [r_min^2, r_max^2] and the phase in [0, max_phase]; gamma starts at
     log sqrt(1 - |lambda|^2), which gives white input unit variance in h. State: h, 2N numbers. Weights: 4 D N + 3 N + D. A step
-    costs O(D N). It is linear in x: the block around it brings the nonlinearity.
+    costs O(D N). It is linear in x: the block around it brings the nonlinearity. As published, nu, theta, gamma and B train at
+    half the learning rate and without weight decay.
 
     Args:
         dim: width D.
@@ -72,6 +75,9 @@ class LRU(TokenMixer):
 
     def init_state(self, batch: int, capacity: int | None = None) -> LRUState:
         return LRUState(self.zeros(batch, self.state_dim, 2))
+
+    def param_rule(self, name: str, parameter: Tensor) -> ParamRule:
+        return ParamRule(0.5, decay=False) if name in RECURRENT else super().param_rule(name, parameter)
 
     def mix(
         self, x: Tensor, state: LRUState, *, pack: Pack, mode: str, shared: Shared
