@@ -9,12 +9,12 @@ from typing import NoReturn, cast
 
 import torch
 
-EXTRA = ("typer", "rich", "torchmetrics")  # what the extra "lab" brings
+EXTRA = ("typer", "rich", "torchmetrics", "safetensors", "sklearn")  # what the extra "lab" brings
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and exit: 0 done, 1 it could not be done, 2 wrong usage, 130 interrupted.
+    """Run a command and exit: 0 done, 1 it could not be done, 2 wrong usage, 128 + the signal that stopped it.
 
     Lines are made of LabError, usage errors, OSError (files, disks) and a missing extra; anything else is a bug and
     keeps its traceback.
@@ -51,7 +51,7 @@ def _run(arguments: list[str]) -> int:
     try:
         status = app(arguments or ["--help"], prog_name="seqzoo", standalone_mode=False)
     except LabError as error:
-        _fail(str(error))
+        _fail(str(error), error.status)
     except usage_error as error:
         _fail(f"{error.format_message()} (seqzoo --help)", 2)
     except typer.Abort:

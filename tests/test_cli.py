@@ -12,31 +12,10 @@ import pytest
 import torch
 
 import seqzoo
+import seqzoo.lab
 from seqzoo.cli import main
 
 TINY = "--dim 16 --depth 1 --seq-len 16 --batch-size 2 --steps 2".split()
-
-
-@pytest.fixture
-def seqzoo_cli(capsys):
-    """Runs a command line; its status, stdout and stderr."""
-    threads = torch.get_num_threads()
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stopped:
-            main(arguments)
-        output = capsys.readouterr()
-        return stopped.value.code, output.out, output.err
-
-    yield run
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def text(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text("the quick brown fox jumps over the lazy dog\n" * 40)
-    return str(path)
 
 
 def test_help_without_arguments(seqzoo_cli):
@@ -136,6 +115,7 @@ def test_what_goes_wrong_is_one_line(seqzoo_cli, text, case):
 
 @pytest.mark.parametrize("module", ["typer", "rich", "torchmetrics"])
 def test_a_missing_extra_is_named_before_training(seqzoo_cli, text, module, monkeypatch):
+    monkeypatch.setattr(seqzoo, "lab", seqzoo.lab)  # so that it is again what sys.modules says, in the end
     for name in list(sys.modules):
         if name.split(".")[0] == module or name.startswith("seqzoo.lab"):
             monkeypatch.delitem(sys.modules, name)

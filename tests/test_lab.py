@@ -22,7 +22,6 @@ from seqzoo.lab import (
     load_text,
     parameter_count,
 )
-from seqzoo.lab.train import parameter_groups
 
 TINY = TrainConfig(steps=3, batch_size=2, evaluations=2)
 
@@ -171,7 +170,7 @@ def test_a_wrong_budget_is_refused(wrong):
 
 def test_only_matrices_decay():
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))
-    decayed, kept = parameter_groups(model, 0.1)
+    decayed, kept = seqzoo.param_groups(model, lr=1.0, weight_decay=0.1)
     assert [p.shape for p in decayed["params"]] == [(4, 3)]
     assert [p.shape for p in kept["params"]] == [(4,), (4,), (4,)]
     assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)

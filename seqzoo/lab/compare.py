@@ -15,8 +15,9 @@ import torch
 import seqzoo
 from seqzoo.lab.errors import LabError, asked_by_user
 from seqzoo.lab.folder import ResultsFolder
-from seqzoo.lab.measure import decode_speed, parameter_count
+from seqzoo.lab.measure import AtContext, costs_at, decode_speed, parameter_count
 from seqzoo.lab.train import StepRecord, Task, TrainConfig, Trainer
+from seqzoo.lab.two_ways import TwoWayModel
 
 DEFAULT_MIXERS = ("hgru", "hgrn2", "gla", "lru", "attention")
 
@@ -33,6 +34,8 @@ class Comparison:
     depth: int = 2
     seeds: tuple[int, ...] = (0,)
     device: str = "cpu"
+    embedding_std: float | None = None  # of the embedding at the start; None is the model's own
+    contexts: tuple[int, ...] = ()  # lengths at which memory and decoding speed are measured too
     training: TrainConfig = field(default_factory=TrainConfig)
 
     def __post_init__(self) -> None:
@@ -45,6 +48,10 @@ class Comparison:
         for name in ("dim", "depth"):
             if getattr(self, name) < 1:
                 raise LabError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+        if not all(context >= 1 for context in self.contexts):
+            raise LabError(f"contexts: expected 1 or more, got {', '.join(map(str, self.contexts))}")
+        if self.embedding_std is not None and not 0 < self.embedding_std < float("inf"):
+            raise LabError(f"embedding_std: expected a number above 0, got {self.embedding_std}")
         if not all(0 <= seed < 2**32 for seed in self.seeds):
             raise LabError(f"seed: expected 0 or more, below 2**32, got {', '.join(map(str, self.seeds))}")
 
@@ -68,11 +75,12 @@ class Result:
     mixer: str
     seed: int
     parameters: int
-    state_bytes: int  # per sequence, after seq_len tokens
+    state_bytes: int | None  # per sequence, after seq_len tokens; None if the model reads both ways
     train_tokens_per_second: float
-    decode_tokens_per_second: float
+    decode_tokens_per_second: float | None  # likewise
     seconds: float  # the whole run: training, evaluation, decoding
     metric: float  # of the task, on its validation part
+    contexts: tuple[AtContext, ...] = ()
 
 
 def compare_mixers(
@@ -93,20 +101,34 @@ def compare_mixers(
     with ExitStack() as stack:
         folder = stack.enter_context(ResultsFolder(out, overwrite=overwrite)) if out is not None else None
         if folder:
-            folder.write_config({"comparison": asdict(comparison), "models": models, "task": task.describe()})
+            folder.write_config(
+                {
+                    "comparison": asdict(comparison),
+                    "models": models,
+                    "task": {**task.describe(), "metric": task.metric_name},
+                }
+            )
         for run in comparison.runs:
             yield _train_and_measure(comparison, task, run, folder, on_step)
 
 
-def build_model(comparison: Comparison, task: Task, mixer: str, *, seed: int) -> seqzoo.LanguageModel:
+def build_model(
+    comparison: Comparison, task: Task, mixer: str, *, seed: int
+) -> seqzoo.LanguageModel | TwoWayModel:
     """The model of one run, its parameters drawn from ``seed``; LabError for a name or a size that cannot be."""
     pattern = [name.strip() for name in mixer.split("+")]
     if len(pattern) > comparison.depth:
         raise LabError(f"mixers: {mixer!r} needs a depth of {len(pattern)} or more, got {comparison.depth}")
+    both_ways = bool(getattr(task, "bidirectional", False))
+    if both_ways and comparison.depth < 2:
+        raise LabError(f"depth: a model that reads both ways has 2 layers or more, got {comparison.depth}")
     torch.manual_seed(seed)
     with asked_by_user():
         model = seqzoo.LanguageModel(task.vocab_size, comparison.dim, comparison.depth, mixer=pattern)
-    return model.to(comparison.device)
+    if comparison.embedding_std is not None:
+        torch.nn.init.normal_(model.embedding.weight, std=comparison.embedding_std)
+    model.to(comparison.device)
+    return TwoWayModel(model) if both_ways else model
 
 
 def _train_and_measure(
@@ -135,17 +157,19 @@ def _train_and_measure(
         metric = trainer.run(watch)
     except LabError as error:
         raise LabError(f"{run.mixer}: {error}") from error
+    decoder = model if isinstance(model, seqzoo.LanguageModel) else None
     result = Result(
         mixer=run.mixer,
         seed=run.seed,
         parameters=parameter_count(model),
-        state_bytes=model.state_size(task.seq_len),
+        state_bytes=decoder.state_size(task.seq_len) if decoder else None,
         train_tokens_per_second=trainer.tokens_per_second,
-        decode_tokens_per_second=decode_speed(model, task.seq_len),
-        seconds=time.perf_counter() - start,
+        decode_tokens_per_second=decode_speed(decoder, task.seq_len) if decoder else None,
         metric=metric,
+        contexts=costs_at(decoder, comparison.contexts) if decoder else (),
+        seconds=time.perf_counter() - start,
     )
-    log("result", asdict(result))
+    log("result", {**asdict(result), "contexts": [costs._asdict() for costs in result.contexts]})
     return result
 
 

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.classification import MulticlassAccuracy
 
 
 class BitsPerByte(Metric):
@@ -35,3 +36,14 @@ class BitsPerByte(Metric):
     def compute(self) -> Tensor:
         """The mean over everything added so far, in bits."""
         return self.nats / self.count / math.log(2)
+
+
+class TokenAccuracy(MulticlassAccuracy):
+    """Share of the targets that the largest logit names. Targets of −100 do not count."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__(vocab_size, average="micro", ignore_index=-100)
+
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        """Add logits [B, T, V] for targets [B, T]."""
+        super().update(logits.flatten(0, 1), targets.flatten())
