@@ -1,12 +1,13 @@
 """The op of diagonal recurrences: HGRU, LRU, minGRU, RG-LRU, S4D, S5, moving averages."""
 
+import torch
 from torch import Tensor
 
 from .. import checks, dispatch
 from ..register import TorchOp
 from . import eager, reference
 
-BACKENDS = {"torch": eager, "reference": reference}
+BACKENDS = {"triton": dispatch.Later(f"{__name__}.triton"), "torch": eager, "reference": reference}
 DEFAULT_CHUNK_SIZE = 256
 
 
@@ -39,7 +40,8 @@ def linear_scan(
         reverse: run from the last token to the first: h_t = e^{...} h_{t+1} + x_t; the final state is then the one at t = 0.
         mode: "parallel" (blocks of time side by side), "chunked" (chunk after chunk), "recurrent" (token after token), or
             "auto". All have the same gradient.
-        backend: "torch", "reference" (a plain loop, whatever the mode), or "auto".
+        backend: "triton" (on a GPU, without phase, not in float64), "torch", "reference" (a plain loop, whatever the mode), or
+            "auto".
         chunk_size: tokens a chunk in the chunked mode.
 
     Returns:
@@ -55,7 +57,7 @@ def linear_scan(
     checks.check_count("linear_scan", "chunk_size", chunk_size)
     if mode == "auto":
         mode = "recurrent" if x.shape[1] == 1 and cu_seqlens is None else "parallel"
-    name = dispatch.pick("linear_scan", backend, BACKENDS)
+    name = dispatch.pick("linear_scan", backend, BACKENDS, {"triton": _no_triton(x, phase)})
     args = (log_decay, x, phase, initial_state, cu_seqlens, reverse, mode, chunk_size or DEFAULT_CHUNK_SIZE)
     if name == "reference":
         return reference.forward(*args)
@@ -90,6 +92,15 @@ def check(
         checks.check_float(op, "initial_state", initial_state, complex_allowed=phase is not None)
         rows, letters = (batch, "B, D") if cu_seqlens is None else (cu_seqlens.shape[0] - 1, "N, D")
         checks.check_shape(op, "initial_state", initial_state, (rows, width), letters)
+
+
+def _no_triton(x: Tensor, phase: Tensor | None) -> str | None:
+    """Why the Triton kernels can't serve a call, or None."""
+    if phase is not None:
+        return "it has no rotation: phase must be None"
+    if x.dtype == torch.float64:
+        return "its states are float32, and x is float64"
+    return dispatch.no_triton(x)
 
 
 def _fake(log_decay, x, phase, initial_state, cu_seqlens, reverse, mode, chunk_size):  # type: ignore[no-untyped-def]
