@@ -1,24 +1,28 @@
 """linear_scan's Triton kernels on a GPU: law 8 against float64, bitwise the same twice, and speed beside the floor.
 
-    python scripts/gpu_scan.py [--json FILE]
+    python scripts/gpu_scan.py [--jobs 8] [--json FILE]
 
-Memory is filled with NaN before every call, so that what is not written shows. The floor is a copy of as many bytes. Prints a
-row a case and one summary line; fails if any check does.
+Memory is filled with NaN before every call, so that what is not written shows. Times are of the kernels alone, replayed as a
+CUDA graph, and of an eager call with autograd; the floor is a copy of as many bytes. Prints a row a case and one summary
+line; fails if any check does. Checks run in several processes, for most of their time goes into compiling.
 """
 
 import argparse
 import datetime
 import json
 import platform
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
-from triton.testing import do_bench
+from triton.testing import do_bench, do_bench_cudagraph
 
 from seqzoo_kernels import linear_scan, precision
+from seqzoo_kernels.linear_scan import triton as triton_scan
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 GATES = (0.0, -1e-6, -3e-4, -0.1, -1.0, -20.0, -1e3, -1e9, -torch.inf)
@@ -58,10 +62,12 @@ def results(
 
 def check(B: int, T: int, D: int, dtype: torch.dtype, **kind: Any) -> float:
     """Largest error over what law 8 allows."""
-    options = {"reverse": kind.pop("reverse", False), "cu_seqlens": kind.pop("cu_seqlens", None)}
+    ends = kind.pop("cu_seqlens", None)
+    cu = None if ends is None else torch.tensor(ends, device="cuda")
+    options = {"reverse": kind.pop("reverse", False), "cu_seqlens": cu}
     mode, constant = kind.pop("mode", "parallel"), kind.get("constant", False)
     g, x, w = inputs(B, T, D, dtype, **kind)
-    rows = B if options["cu_seqlens"] is None else len(options["cu_seqlens"]) - 1
+    rows = B if cu is None else len(cu) - 1
     state = torch.randn(rows, D, device="cuda")
     ours, again = (results(g, x, w, state, "triton", mode=mode, **options) for _ in range(2))
     for name, value in ours.items():
@@ -84,30 +90,56 @@ def check(B: int, T: int, D: int, dtype: torch.dtype, **kind: Any) -> float:
     return worst
 
 
+def run_check(case: tuple[str, tuple[Any, ...], dict[str, Any]]) -> dict[str, Any]:
+    """The row of a check."""
+    name, sizes, kind = case
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)  # noqa: B010
+    torch.use_deterministic_algorithms(True)
+    try:
+        worst = check(*sizes, **dict(kind))
+    except Exception as error:
+        return {"check": name, "passed": False, "why": f"{type(error).__name__}: {error}"[:300]}
+    return {"check": name, "passed": True, "share of the allowed error": round(worst, 3)}
+
+
 def speed(B: int, T: int, D: int, dtype: torch.dtype) -> dict[str, float]:
     """Milliseconds, medians: the passes, and copies of as many bytes as they must read and write."""
     g, x, w = inputs(B, T, D, dtype, gate=-0.1, constant=False)
-    g, x = g.requires_grad_(), x.requires_grad_()
+    call = (g, x, None, None, None, False, "parallel", 256)
+    out, final = triton_scan.forward(*call)
+    d_final = torch.zeros_like(final)
+    g_leaf, x_leaf = g.clone().requires_grad_(), x.clone().requires_grad_()
 
-    def forward() -> Tensor:
-        return linear_scan(g, x, backend="triton")[0]
+    def replayed(function: Any) -> float:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            return float(do_bench_cudagraph(function, return_mode="median"))
 
     def copies(count: int) -> float:
         a, b = torch.empty(2, count * x.numel() // 2, dtype=dtype, device="cuda").unbind(0)
         return float(do_bench(lambda: b.copy_(a), return_mode="median"))
 
-    both = do_bench(lambda: torch.autograd.grad(forward(), (g, x), w), return_mode="median")
-    with torch.no_grad():
-        alone = do_bench(forward, return_mode="median")
-    return {"forward": alone, "forward floor": copies(3), "both": both, "both floor": copies(8)}
+    def eager() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(linear_scan(g_leaf, x_leaf, backend="triton")[0], (g_leaf, x_leaf), w)
+
+    times = {
+        "forward": replayed(lambda: triton_scan.forward(*call)),
+        "forward floor": copies(3),
+        "backward": replayed(lambda: triton_scan.backward(w, d_final, out, final, *call)),
+        "backward floor": copies(5),
+        "forward and backward, eager": float(do_bench(eager, return_mode="median")),
+    }
+    return {name: round(value, 4) for name, value in times.items()}
 
 
 def main() -> None:
     """Run all checks, then all timings."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=8, help="processes of the checks")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    cu = torch.tensor([0, 0, 13, 500, 1000], device="cuda")
+    cu = [0, 0, 13, 500, 1000]
     cases: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
     for dtype in DTYPES:
         kinds: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
@@ -121,22 +153,11 @@ def main() -> None:
             ("near one, long", (1, 16384, 64), {"gate": -1e-6, "constant": False}),
         ]
         cases += [(f"{name} {list(sizes)} {dtype}", (*sizes, dtype), kind) for name, sizes, kind in kinds]
-    setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)  # noqa: B010
-    torch.use_deterministic_algorithms(True)
     rows: list[dict[str, Any]] = []
-    for name, sizes, kind in cases:
-        try:
-            row = {
-                "check": name,
-                "passed": True,
-                "share of the allowed error": round(check(*sizes, **dict(kind)), 3),
-            }
-        except Exception as error:
-            row = {"check": name, "passed": False, "why": f"{type(error).__name__}: {error}"[:300]}
-        rows.append(row)
-        print(row, flush=True)
-    torch.use_deterministic_algorithms(False)
-    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010
+    with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
+        for row in pool.map(run_check, cases):
+            rows.append(row)
+            print(row, flush=True)
     times = []
     for sizes in SPEED:
         for dtype in DTYPES[:2]:

@@ -292,7 +292,9 @@ def test_results_are_not_overwritten_unasked(task, tmp_path):
     with pytest.raises(LabError, match="already holds results"):
         list(compare_mixers(comparison, task, out=tmp_path))
     assert (tmp_path / "metrics.jsonl").read_text() == kept
+    (tmp_path / "report.html").touch()
     list(compare_mixers(comparison, task, out=tmp_path, overwrite=True))
+    assert not (tmp_path / "report.html").exists(), "a report of results that are gone"
 
 
 def test_out_that_is_a_file(task, tmp_path):

@@ -10,12 +10,12 @@ import typer
 
 from seqzoo.lab.compare import DEFAULT_MIXERS, Result, compare_mixers
 from seqzoo.lab.errors import LabError
+from seqzoo.lab.folder import REPORT
 from seqzoo.lab.machine import find_device, set_threads
 from seqzoo.lab.options import parse_option
 from seqzoo.lab.train import Task
 
 CONTEXTS = (64, 256, 1024, 4096)
-REPORT = "report.html"
 
 
 def compare(

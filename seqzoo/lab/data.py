@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -155,9 +156,9 @@ class NextByte:
 
     def train_batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets [B, T] of one step, windows drawn at random."""
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-        starts = torch.randint(len(self.text.train) - self.seq_len, (batch_size,), generator=generator)
-        return self._windows(self.text.train, starts)
+        rng = np.random.default_rng((seed, step))
+        starts = rng.integers(len(self.text.train) - self.seq_len, size=batch_size)
+        return self._windows(self.text.train, torch.from_numpy(starts))
 
     def valid_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and targets of the validation windows: always the same, evenly spaced, none overlapping."""

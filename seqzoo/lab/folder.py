@@ -15,6 +15,7 @@ from seqzoo.lab.errors import LabError
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
+REPORT = "report.html"
 
 
 class ResultsFolder:
@@ -39,6 +40,7 @@ class ResultsFolder:
                 f"out: {self.path} already holds results: choose another folder, or overwrite them"
             )
         self._metrics = metrics.open("wb")
+        (self.path / REPORT).unlink(missing_ok=True)  # of the results that are gone
 
     def __enter__(self) -> ResultsFolder:
         return self
