@@ -59,10 +59,15 @@ class TokenMixer(nn.Module):
                 f"{type(self).__name__}: expected dim to be a multiple of 4 and at least 16, got {dim!r}."
             )
         self.dim = dim
+        self._like = torch.empty(0)  # where a mixer without parameters is, and in which dtype
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        self._like = fn(self._like)
+        return super()._apply(fn, recurse)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "__init__" in cls.__dict__:
+        if "__init__" in cls.__dict__ or not hasattr(cls.__init__, "__wrapped__"):
             cls.__init__ = _recording(cls.__init__)  # type: ignore[method-assign]
 
     # what an author writes
@@ -189,7 +194,7 @@ class TokenMixer(nn.Module):
 
     def state_size(self, length: int) -> int:
         """Bytes that the state of one sequence holds after `length` tokens."""
-        dtype = next((p.dtype for p in self.parameters()), torch.get_default_dtype())
+        dtype = self._first_parameter().dtype
         with torch.device("meta"):
             twin = type(self)(**self._options()).to(dtype)
             return sum(t.numel() * t.element_size() for t in leaves(twin.init_state(1, capacity=length)))
@@ -207,8 +212,6 @@ class TokenMixer(nn.Module):
         """Zeros [batch, *shape] where the parameters live, by default in the dtype of recurrent states: float32 (float64 for
         float64 parameters)."""
         own = self._first_parameter()
-        if own is None:
-            return torch.zeros(batch, *shape, dtype=dtype or torch.float32)
         return torch.zeros(batch, *shape, dtype=dtype or state_dtype(own.dtype), device=own.device)
 
     def _options(self) -> dict[str, Any]:
@@ -229,16 +232,16 @@ class TokenMixer(nn.Module):
                 f"{name}: expected x of shape ({letters}) with D={self.dim}, got {tuple(x.shape)}."
             )
         own = self._first_parameter()
-        expected = x.dtype if own is None or torch.is_autocast_enabled(x.device.type) else own.dtype
+        expected = x.dtype if torch.is_autocast_enabled(x.device.type) else own.dtype
         if not x.is_floating_point() or x.dtype != expected:
             raise TypeError(f"{name}: expected x of dtype {expected}, as its parameters are, got {x.dtype}.")
 
-    def _first_parameter(self) -> nn.Parameter | None:
+    def _first_parameter(self) -> Tensor:
         for module in self.modules():
             for parameter in module._parameters.values():
                 if parameter is not None:
                     return parameter
-        return None
+        return self._like
 
     def _check_state(self, state: Any, rows: int) -> Any:
         if state is None:

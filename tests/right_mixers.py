@@ -1,5 +1,6 @@
 """Right mixers, small ones, in which `planted` plants its faults."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -37,6 +38,25 @@ class EMA(seqzoo.TokenMixer):
         log_decay = -self.log_rate.to(h.dtype).exp()
         x = -torch.expm1(log_decay) * x
         return linear_scan(log_decay, x, initial_state=h, cu_seqlens=pack.cu_seqlens, mode=mode)
+
+
+class Weightless(seqzoo.TokenMixer):
+    """h_t = h_{t-1} / 2 + x_t, with nothing to learn."""
+
+    def init_state(self, batch, capacity=None):
+        return EMAState(self.zeros(batch, self.dim))
+
+    def mix(self, x, state, *, pack, mode, shared):
+        log_decay = torch.full((self.dim,), -math.log(2), dtype=state.h.dtype, device=x.device)
+        h, final = linear_scan(
+            log_decay,
+            x,
+            initial_state=state.h,
+            cu_seqlens=pack.cu_seqlens,
+            max_seqlen=pack.max_seqlen,
+            mode=mode,
+        )
+        return h, EMAState(final)
 
 
 class Gated(EMA):

@@ -9,7 +9,7 @@ from pathlib import Path
 import planted
 import pytest
 import torch
-from right_mixers import EMA
+from right_mixers import EMA, Weightless
 
 import seqzoo
 from seqzoo.cli import main
@@ -113,6 +113,9 @@ class TestCheckMixer:
         assert len(str(report).splitlines()) == 2 + len(LAWS)
         with pytest.raises(dataclasses.FrozenInstanceError):
             report.subject = "another"
+
+    def test_a_mixer_may_have_no_weights(self):
+        assert {row.outcome for row in check_mixer(Weightless).rows} == {"pass"}
 
     def test_the_example_is_small(self):
         with pytest.raises(LawViolation) as caught:

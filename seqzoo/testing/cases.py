@@ -85,7 +85,7 @@ def draw(
     """
     generator = torch.Generator().manual_seed(seed)
     mixer = build(make, dtype, seed)
-    device = next(mixer.parameters()).device
+    device = next((p.device for p in mixer.parameters()), torch.device("cpu"))
     x = _normal(generator, batch, length, mixer.dim)
     x = x * torch.tensor([1 / scale, 1.0, scale])[torch.arange(length) % 3, None]
     given = None
