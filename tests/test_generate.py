@@ -206,8 +206,8 @@ def test_it_stops_when_all_rows_have():
 @each_pattern
 def test_steps_wait_for_no_device(mixer, monkeypatch):
     """A fake tensor has no value to read: whatever would wait for a device raises."""
-    cache = importlib.import_module("seqzoo_kernels.attention.cache")
-    monkeypatch.setattr(cache, "check_room", lambda slot, slots: None)  # reads on a CPU alone
+    attention = importlib.import_module("seqzoo_kernels.attention")
+    monkeypatch.setattr(attention, "tokens_held", lambda length: None)  # reads on a CPU alone
     with FakeTensorMode(), torch.no_grad():
         model = seqzoo.LanguageModel(VOCAB, DIM, 2, mixer=mixer).eval()
         logits, state = model.step(torch.zeros(2, dtype=torch.long), model.init_state(2, capacity=9))

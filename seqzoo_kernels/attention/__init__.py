@@ -9,7 +9,16 @@ from .. import checks, dispatch
 from ..packs import locate, longest_sequence, repack, unpack
 from ..register import TorchOp
 from . import eager, reference, sdpa
-from .cache import AttentionState, DecayAttentionState, State, append_, extend, reserve, slot_positions
+from .cache import (
+    AttentionState,
+    DecayAttentionState,
+    State,
+    append_,
+    extend,
+    reserve,
+    slot_positions,
+    tokens_held,
+)
 
 BACKENDS = {"sdpa": sdpa, "torch": eager, "reference": reference}
 DEFAULT_CHUNK_SIZE = 128
@@ -125,12 +134,19 @@ def _run(name: str, args: Any, block: int, whole: bool) -> Tensor:
 def _decode(q, k, v, log_decay, scale, window, state, cu_seqlens, backend):  # type: ignore[no-untyped-def]
     if q.shape[1] != 1 or cu_seqlens is not None or state is None:
         raise ValueError("attention: donate=True takes one token (T = 1), a state and no pack.")
+    held = tokens_held(state.length)
     position = state.length.clone()[:, None]
-    state = append_(state, k, v, log_decay, window)
-    cached = slot_positions(state.length, state.k.shape[1], window)
-    bias = state.bias if isinstance(state, DecayAttentionState) else None
-    keys, values = state.k.to(q.dtype), state.v.to(v.dtype)
+    state = append_(state, k, v, log_decay, window, held)
+    slots = state.k.shape[1]
+    fewest = most = slots
+    if held is not None:  # the slots behind hold nothing
+        fewest, most = (min(count + 1, slots) for count in held)
+    keys, values = state.k[:, :most].to(q.dtype), state.v[:, :most].to(v.dtype)
+    bias = state.bias[:, :most] if isinstance(state, DecayAttentionState) else None
     name = _pick(backend, q, keys, None, bias, "auto", False)
+    if name == "sdpa" and held is not None and fewest == most and bias is None:
+        return sdpa.attend(q, keys, values, scale), state  # each key is seen
+    cached = slot_positions(state.length, most, window)
     return _run(name, (q, keys, values, None, bias, position, cached, scale, window), 1, False), state
 
 

@@ -96,13 +96,27 @@ def reserve(state: State, room: int, *, window: int | None = None) -> State:
     return DecayAttentionState(*grown, grow(state.bias)) if isinstance(state, DecayAttentionState) else grown
 
 
-def append_(state: State, k: Tensor, v: Tensor, log_decay: Tensor | None, window: int) -> State:
-    """`extend` by one token for each row, written into `state`'s own memory. A full cache is an error."""
+def tokens_held(length: Tensor) -> tuple[int, int] | None:
+    """The fewest and the most tokens that a row holds, where reading them waits for nothing: on a CPU."""
+    if length.device.type != "cpu" or torch.compiler.is_compiling() or not length.shape[0]:
+        return None
+    fewest, most = length.aminmax()
+    return int(fewest), int(most)
+
+
+def append_(
+    state: State, k: Tensor, v: Tensor, log_decay: Tensor | None, window: int, held: tuple[int, int] | None
+) -> State:
+    """`extend` by one token for each row, written into `state`'s own memory. A full cache is an error.
+
+    `held` is what `tokens_held` says of it.
+    """
     slots = state.k.shape[1]
     slot = state.length
     if window and slots >= window:
         slot = slot % window
-    check_room(slot, slots)
+    else:
+        check_room(slot, slots, held)
     rows = torch.arange(k.shape[0], device=k.device)
     if isinstance(state, DecayAttentionState):
         assert log_decay is not None
@@ -115,13 +129,12 @@ def append_(state: State, k: Tensor, v: Tensor, log_decay: Tensor | None, window
     return state
 
 
-def check_room(slot: Tensor, slots: int) -> None:
+def check_room(slot: Tensor, slots: int, held: tuple[int, int] | None) -> None:
     """On a CPU a ValueError, elsewhere an assertion on the device, which waits for nothing."""
-    if slot.device.type == "cpu" and not torch.compiler.is_compiling():
-        if slot.numel() and int(slot.max()) >= slots:
-            raise ValueError(
-                f"attention: the cache is full: it has {slots} slots and a row holds {int(slot.max())} tokens. "
-                "Ask for more with init_state(batch, capacity=...) or reserve(state, room), or step without donate."
-            )
-    else:
+    if held is None:
         torch._assert_async((slot < slots).all(), "attention: the cache is full")
+    elif held[1] >= slots:
+        raise ValueError(
+            f"attention: the cache is full: it has {slots} slots and a row holds {held[1]} tokens. "
+            "Ask for more with init_state(batch, capacity=...) or reserve(state, room), or step without donate."
+        )

@@ -45,8 +45,15 @@ def forward(
         mask = visible_keys(query_position, key_position, window)[:, None]
         if bias is not None or log_decay is not None:
             mask = total_bias(log_decay, bias, q, k, q.dtype).masked_fill(~mask, -torch.inf)
+    return attend(q, k, v, scale, mask, causal=whole)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, *, causal: bool = False
+) -> Tensor:
+    """Of q [B, T, H, K] to all of k and v, or to those that the mask [B, H, T, keys] or the causal order leaves."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=whole, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
     return out.transpose(1, 2)
