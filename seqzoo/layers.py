@@ -70,6 +70,11 @@ def float_norm(norm: nn.Module, x: Tensor) -> Tensor:
     return norm(x if weight is None else x.to(weight.dtype))
 
 
+def as_real(z: Tensor) -> Tensor:
+    """A complex tensor as a real one [..., 2]; a view only without gradients, as an empty strided one breaks the view's."""
+    return torch.stack([z.real, z.imag], -1) if z.requires_grad else torch.view_as_real(z)
+
+
 class ShortConv(nn.Module):
     """Causal depthwise convolution of `size` taps without bias. State: the last size - 1 inputs [B, size - 1, width]."""
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from seqzoo_kernels import linear_scan
 from seqzoo_kernels.checks import state_dtype
 
-from ..layers import activate, check_choice, float_norm, forget_gate, make_norm
+from ..layers import activate, as_real, check_choice, float_norm, forget_gate, make_norm
 from ..mixer import Shared, TokenMixer
 from ..packing import Pack
 from ..registry import register_mixer
@@ -95,4 +95,4 @@ class HGRU(TokenMixer):
             y = float_norm(self.norm, features) * gate
         else:
             y = float_norm(self.norm, features * gate)
-        return self.out_proj(y.to(x.dtype)), HGRUState(torch.view_as_real(final))
+        return self.out_proj(y.to(x.dtype)), HGRUState(as_real(final))

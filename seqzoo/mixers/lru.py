@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from seqzoo_kernels import linear_scan
 from seqzoo_kernels.checks import state_dtype
 
+from ..layers import as_real
 from ..mixer import ParamRule, Shared, TokenMixer
 from ..packing import Pack
 from ..registry import register_mixer
@@ -98,4 +99,4 @@ class LRU(TokenMixer):
             chunk_size=self.chunk_size,
         )
         y = F.linear(h.real.to(x.dtype), self.C_re) - F.linear(h.imag.to(x.dtype), self.C_im) + self.D * x
-        return y, LRUState(torch.view_as_real(final))
+        return y, LRUState(as_real(final))

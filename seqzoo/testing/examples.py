@@ -94,6 +94,7 @@ EXAMPLES: Mapping[str, Examples] = MappingProxyType(
                     **SCATTERED,
                 },
                 {"lengths": (0, 0), "tail": 3, "bounded": True},
+                {"lengths": (), "tail": 0, "bounded": True, "gradients": "strided"},
             ),
             drawn=_drawn(lengths=strategies.packs(), tail=strategies.tails(), bounded=strategies.booleans()),
             long=({"lengths": (0, 13, 487, 500)},),
@@ -116,7 +117,10 @@ EXAMPLES: Mapping[str, Examples] = MappingProxyType(
             ),
         ),
         "rows": Examples(
-            always=({"index": (2, 0, 0), "batch": 3, "length": CHUNK + 1},),
+            always=(
+                {"index": (2, 0, 0), "batch": 3, "length": CHUNK + 1},
+                {"index": (), "batch": 3, "length": 0, "gradients": "strided"},
+            ),
             drawn=_drawn(index=strategies.indices(), batch=st.just(3), length=strategies.lengths()),
             long=({"index": (2, 0, 1, 0), "batch": 3, "length": 1000},),
         ),
