@@ -1,0 +1,16 @@
+"""seqzoo's models in Lightning: a module, data whose batches depend on the step alone, states carried between batches.
+
+module = SeqzooModule(mixer=["hgrn2", "attention"])
+Trainer(max_steps=1000).fit(module, StepData(task, batch_size=8))
+"""
+
+try:
+    import lightning  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ImportError('seqzoo_plugins.lightning needs lightning: pip install "seqzoo[lightning]"') from error
+
+from .carry import CarryState
+from .data import StepData
+from .module import SeqzooModule
+
+__all__ = ["CarryState", "SeqzooModule", "StepData"]
