@@ -18,6 +18,13 @@ VARIANTS = {
     "attention": [{"window": 4, "num_heads": 2, "num_kv_heads": 1, "qk_norm": True}],
     "hgru_real": [{"conv_size": 4, "expand": 2}, {"conv_size": 1, "norm_position": "post_gate"}],
     "gla": [{"num_heads": 4, "num_kv_heads": 2}],
+    "linear_attention": [
+        {"num_heads": 4, "num_kv_heads": 2, "feature_map": "relu"},
+        {"normalize": False, "feature_map": None, "norm": "rms"},
+    ],
+    "min_gru": [{"candidate_act": None, "expand": 1.5}],
+    "min_lstm": [{"normalize": False, "out_proj": False}],
+    "rg_lru": [{"num_heads": 4, "conv_size": 0, "scale_first": True}],
 }
 
 few = settings(
