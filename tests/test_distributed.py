@@ -1,0 +1,41 @@
+"""Every mixer under DDP and FSDP2, in two processes: losses, gradients and weights are those of one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import seqzoo
+
+WORKER = Path(__file__).parent / "distributed_worker.py"
+
+
+@pytest.fixture(scope="module")
+def differences(tmp_path_factory):
+    out = tmp_path_factory.mktemp("distributed") / "out.json"
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--standalone",
+        str(WORKER),
+        str(out),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(out.read_text())
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch is built without it")
+def test_two_processes_compute_what_one_does(differences):
+    assert len(differences) == 3 * (len(seqzoo.list_mixers()) + 1) + 1
+    wrong = {what: value for what, value in differences.items() if not value < 1e-10}
+    assert not wrong
