@@ -96,11 +96,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20, help="seeds of the quick budget")
     parser.add_argument("--minutes", type=float, default=10.0, help="of the thorough budget, a mixer")
     parser.add_argument("--draws", type=int, default=400, help="of law 8, of mixers and of ops each")
-    parser.add_argument("--mixers", default="*", help="only these, such as 'hgr*'")
+    parser.add_argument("--mixers", default="*", help="only these, such as 'hgr*,lru'")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    names = seqzoo.list_mixers(args.mixers)
+    names = [name for pattern in args.mixers.split(",") for name in seqzoo.list_mixers(pattern)]
     seconds = 60 * args.minutes
     pool = ProcessPoolExecutor(args.jobs, get_context("spawn"), torch.set_num_threads, (1,))
 
