@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from seqzoo_kernels import causal_conv1d
 from seqzoo_kernels.checks import state_dtype
 
+from .mixer import Shared
 from .packing import Pack
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
@@ -37,17 +38,31 @@ def largest_divisor(of: int, *, at_most: int, multiple_of: int = 1) -> int:
     return max(d for d in range(1, at_most + 1) if of % d == 0 and d % multiple_of == 0)
 
 
-def forget_gate(logits: Tensor, lower_bound: Tensor | float) -> tuple[Tensor, Tensor]:
+def check_lower_bound(mixer: str, value: float | None) -> None:
+    if value is not None and not 0 <= value < 1:
+        raise ValueError(f"{mixer}: expected lower_bound in [0, 1) or None, got {value!r}.")
+
+
+def lower_bound_of(shared: Shared, own: float | None) -> Tensor | float | None:
+    """The lower bound that the stack hands down, else the mixer's own; None, for no bound at all, stays None."""
+    return None if own is None else shared.get("lower_bound", own)
+
+
+def forget_gate(
+    logits: Tensor, lower_bound: Tensor | float | None, *, open_part: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """A forget gate f in [lower_bound, 1] and the weight of its input, in float32 (float64 for float64 logits).
 
         f = lower_bound + (1 - lower_bound) sigmoid(logits)
 
     Returns log f and 1 - f. Neither cancels: 1 - f is (1 - lower_bound) sigmoid(-logits), and log f is log1p of it near f = 1.
+    `open_part` is 1 - lower_bound for who has it more exactly than that difference.
     """
     z = logits.to(state_dtype(logits.dtype))
-    open_part = 1 - lower_bound
-    input_weight = open_part * torch.sigmoid(-z)
-    f = lower_bound + open_part * torch.sigmoid(z)
+    gamma = 0.0 if lower_bound is None else lower_bound
+    rest = 1 - gamma if open_part is None else open_part
+    input_weight = rest * torch.sigmoid(-z)
+    f = gamma + rest * torch.sigmoid(z)
     small = input_weight < 0.5
     log_f = torch.where(
         small,
@@ -55,6 +70,24 @@ def forget_gate(logits: Tensor, lower_bound: Tensor | float) -> tuple[Tensor, Te
         torch.where(small, 1, f).clamp_min(torch.finfo(z.dtype).tiny).log(),
     )
     return log_f, input_weight
+
+
+def hgrn_decay(logits: Tensor, lower_bound: Tensor | float | None, *, forget: bool) -> tuple[Tensor, Tensor]:
+    """The log-decay and the input's weight of HGRN, h_t = decay h_{t-1} + weight c_t, and of its published ablations.
+
+        forget          decay f_t        weight 1 - f_t
+        not forget      decay gamma      weight f_t          a decay of 1 where lower_bound is None
+
+    with f of `forget_gate`. A decay that is constant in time is [D].
+    """
+    if forget:
+        return forget_gate(logits, lower_bound)
+    z = logits.to(state_dtype(logits.dtype))
+    if lower_bound is None:
+        return z.new_zeros(z.shape[-1]), torch.sigmoid(z)
+    gamma = torch.as_tensor(lower_bound, dtype=z.dtype, device=z.device).expand(z.shape[-1])
+    log_gamma = gamma.clamp_min(torch.finfo(z.dtype).tiny).log().masked_fill(gamma == 0, -torch.inf)
+    return log_gamma, gamma + (1 - gamma) * torch.sigmoid(z)
 
 
 def make_norm(kind: str, width: int, eps: float) -> nn.Module:

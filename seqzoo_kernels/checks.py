@@ -32,6 +32,15 @@ def check_float(op: str, name: str, tensor: object, *, complex_allowed: bool = F
     raise TypeError(f"{op}: expected {name} to be {kind}, got {tensor.dtype}.")
 
 
+def check_wide(op: str, name: str, tensor: object, *, like: Tensor | None = None) -> None:
+    """Of an op that computes in the dtype of its inputs: float32 or float64, and that of `like`."""
+    check_float(op, name, tensor)
+    assert isinstance(tensor, Tensor)
+    wanted = "float32 or float64" if like is None else like.dtype
+    if tensor.dtype != (state_dtype(tensor.dtype) if like is None else like.dtype):
+        raise TypeError(f"{op}: expected {name} of {wanted}, got {tensor.dtype}.")
+
+
 def check_mode(op: str, mode: str, modes: Sequence[str] = MODES) -> None:
     if mode not in modes:
         raise ValueError(f"{op}: expected mode to be one of {', '.join(modes)}, got {mode!r}.")

@@ -16,7 +16,21 @@ from seqzoo.testing.subject import DIM
 # Options that change the state, or the recurrence.
 VARIANTS = {
     "attention": [{"window": 4, "num_heads": 2, "num_kv_heads": 1, "qk_norm": True}],
-    "hgru_real": [{"conv_size": 4, "expand": 2}, {"conv_size": 1, "norm_position": "post_gate"}],
+    "hgru": [
+        {"forget_gate": False, "gate_rank": 4},
+        {"lower_bound": None},
+        {"lower_bound": None, "forget_gate": False},
+    ],
+    "hgru_real": [
+        {"conv_size": 4, "expand": 2},
+        {"conv_size": 1, "norm_position": "post_gate"},
+        {"forget_gate": False},
+        {"lower_bound": None, "forget_gate": False},
+    ],
+    "hgrn2": [{"conv_size": 4, "lower_bound": None}],
+    "lru_forget": [{"gamma": "dynamic", "gate_bias": -4.0}],
+    "lstm": [{"variant": "FGR"}, {"variant": "CIFG", "expand": 2}, {"variant": "NOG"}, {"variant": "NOAF"}],
+    "gru": [{"expand": 2}],
     "gla": [{"num_heads": 4, "num_kv_heads": 2}],
     "linear_attention": [
         {"num_heads": 4, "num_kv_heads": 2, "feature_map": "relu"},

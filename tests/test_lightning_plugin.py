@@ -45,8 +45,8 @@ def trainer(tmp_path, steps, every=0, carry=False):
 @pytest.mark.parametrize("mixer", [*seqzoo.list_mixers(), ["hgrn2", "attention"]], ids=str)
 def test_it_learns(mixer, task, tmp_path):
     torch.manual_seed(0)
-    module, run = SeqzooModule(mixer=mixer, lr=0.01, **SMALL), trainer(tmp_path, 40)
-    run.fit(module, StepData(task, steps_per_epoch=20))
+    module, run = SeqzooModule(mixer=mixer, lr=0.01, **SMALL), trainer(tmp_path, 80)
+    run.fit(module, StepData(task, steps_per_epoch=40))
     assert run.callback_metrics["valid_bits"] < task.text.unigram_entropy
     assert module.hparams["mixer"] == mixer
 

@@ -80,6 +80,7 @@ def test_going_on_from_a_returned_cache(mixer):
     first = model.generate(x, max_new_tokens=5, return_dict_in_generate=True, **GREEDY)
     more = model.generate(first.sequences, max_new_tokens=9, **{CACHE: first[CACHE]}, **GREEDY)
     assert torch.equal(more, whole)
+    assert first[CACHE].length == whole.shape[1] - 1, "tokens were read twice"
     # another turn: several tokens at once
     cache = model(whole[:, :9])[CACHE]
     logits = model(whole[:, 9:], attention_mask=torch.ones_like(whole), **{CACHE: cache}).logits

@@ -47,6 +47,11 @@ class StateCache(Cache):
 
     # what transformers calls
 
+    @property
+    def is_linear(self) -> list[bool]:
+        """Not what transformers means by it: generate is to hand over the tokens that were not read yet, and no others."""
+        return [False]
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.length
 

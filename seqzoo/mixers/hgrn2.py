@@ -2,17 +2,21 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from seqzoo_kernels import gated_linear_attention
 
 from ..layers import (
+    ShortConv,
     activate,
     check_choice,
     check_divides,
+    check_lower_bound,
     float_norm,
     forget_gate,
     largest_divisor,
+    lower_bound_of,
     make_norm,
 )
 from ..mixer import Shared, TokenMixer
@@ -22,6 +26,7 @@ from ..registry import register_mixer
 
 class HGRN2State(NamedTuple):
     s: Tensor  # [B, H, n, n]
+    conv: Tensor  # [B, conv_size - 1, 3 D] the last inputs of the short convolution
 
 
 @register_mixer("hgrn2", paper="arXiv:2404.07904", op="gated_linear_attention")
@@ -32,18 +37,21 @@ class HGRN2(TokenMixer):
         S_t = diag(f_t) S_{t-1} + (1 - f_t) v_t^T        per head
         y_t = norm(scale * q_t S_t, all heads side by side) W_o
 
-    State: S, D n numbers. Weights: 4 D^2. A step costs O(D^2 + D n). The head width n is the papers' "expand ratio"; n = 1
-    is the elementwise recurrence of HGRU.
+    State: S, D n numbers (and the short convolution's inputs). Weights: 4 D^2. A step costs O(D^2 + D n). The head width n is
+    the papers' "expand ratio"; n = 1 is the elementwise recurrence of HGRU. Published are the defaults; norm="rms" with
+    scale=n^{-1/2}, norm_eps=1e-5 and where wanted conv_size=4; and query_act="sigmoid", value_act="silu", norm="layer",
+    norm_eps=1e-5, bias=True.
 
     Args:
         dim: width D.
         num_heads: H; the head width is n = D / H. By default n is the largest divisor of D up to 128.
+        conv_size: taps of a causal convolution of the three projections, before their activations; 0 for none.
         query_act: "silu" (language models) or "sigmoid" (long-range and recall experiments), or None.
         value_act: None (language models) or "silu".
         norm: "simple_rms" without a scale (language models), "rms", or "layer".
         bias: of the projections.
         scale: of the queries; what norm follows makes it immaterial but for norm_eps.
-        lower_bound: gamma where no stack hands one down, in [0, 1).
+        lower_bound: gamma where no stack hands one down, in [0, 1); None for no bound, whatever the stack hands down.
         norm_eps: of the norm.
         chunk_size: tokens a chunk in the chunked mode.
 
@@ -60,12 +68,13 @@ class HGRN2(TokenMixer):
         dim: int,
         *,
         num_heads: int | None = None,
+        conv_size: int = 0,
         query_act: str | None = "silu",
         value_act: str | None = None,
         norm: str = "simple_rms",
         bias: bool = False,
         scale: float = 1.0,
-        lower_bound: float = 0.0,
+        lower_bound: float | None = 0.0,
         norm_eps: float = 1e-6,
         chunk_size: int | None = None,
     ) -> None:
@@ -75,28 +84,40 @@ class HGRN2(TokenMixer):
         check_choice("hgrn2", "query_act", query_act, ("silu", "sigmoid", None))
         check_choice("hgrn2", "value_act", value_act, ("silu", None))
         check_choice("hgrn2", "norm", norm, ("simple_rms", "rms", "layer"))
+        check_lower_bound("hgrn2", lower_bound)
+        if conv_size < 0:
+            raise ValueError(f"hgrn2: expected conv_size >= 0, got {conv_size}.")
         self.query_act, self.value_act, self.scale = query_act, value_act, scale
         self.lower_bound, self.chunk_size = lower_bound, chunk_size
         self.query_proj = nn.Linear(dim, dim, bias=bias)
         self.forget_proj = nn.Linear(dim, dim, bias=bias)
         self.value_proj = nn.Linear(dim, dim, bias=bias)
         self.out_proj = nn.Linear(dim, dim, bias=bias)
+        self.conv = ShortConv(3 * dim, conv_size) if conv_size else None
+        self.conv_tail = max(conv_size - 1, 0)
         self.norm = make_norm(norm, dim, norm_eps)
 
     def init_state(self, batch: int, capacity: int | None = None) -> HGRN2State:
         width = self.dim // self.num_heads
-        return HGRN2State(self.zeros(batch, self.num_heads, width, width))
+        return HGRN2State(
+            self.zeros(batch, self.num_heads, width, width), self.zeros(batch, self.conv_tail, 3 * self.dim)
+        )
 
     def mix(
         self, x: Tensor, state: HGRN2State, *, pack: Pack, mode: str, shared: Shared
     ) -> tuple[Tensor, HGRN2State]:
         heads = (self.num_heads, self.dim // self.num_heads)
-        log_f, key = forget_gate(self.forget_proj(x), shared.get("lower_bound", self.lower_bound))
-        q = activate(self.query_proj(x), self.query_act)
+        z, q, v = self.forget_proj(x), self.query_proj(x), self.value_proj(x)
+        conv = state.conv
+        if self.conv is not None:
+            mixed, conv = self.conv(torch.cat([q, z, v], -1), conv, pack, mode)
+            q, z, v = mixed.chunk(3, -1)
+        log_f, key = forget_gate(z, lower_bound_of(shared, self.lower_bound))
+        q = activate(q, self.query_act)
         o, s = gated_linear_attention(
             q.unflatten(-1, heads),
             key.to(q.dtype).unflatten(-1, heads),
-            activate(self.value_proj(x), self.value_act).unflatten(-1, heads),
+            activate(v, self.value_act).unflatten(-1, heads),
             log_f.unflatten(-1, heads),
             scale=self.scale,
             initial_state=state.s,
@@ -105,4 +126,4 @@ class HGRN2(TokenMixer):
             mode=mode,
             chunk_size=self.chunk_size,
         )
-        return self.out_proj(float_norm(self.norm, o.flatten(-2)).to(x.dtype)), HGRN2State(s)
+        return self.out_proj(float_norm(self.norm, o.flatten(-2)).to(x.dtype)), HGRN2State(s, conv)

@@ -6,9 +6,18 @@ import torch
 from torch import Tensor, nn
 
 from seqzoo_kernels import linear_scan
-from seqzoo_kernels.checks import state_dtype
+from seqzoo_kernels.checks import check_count, state_dtype
 
-from ..layers import activate, as_real, check_choice, float_norm, forget_gate, make_norm
+from ..layers import (
+    activate,
+    as_real,
+    check_choice,
+    check_lower_bound,
+    float_norm,
+    hgrn_decay,
+    lower_bound_of,
+    make_norm,
+)
 from ..mixer import Shared, TokenMixer
 from ..packing import Pack
 from ..registry import register_mixer
@@ -28,14 +37,17 @@ class HGRU(TokenMixer):
         y_t = (norm([Re h_t, Im h_t]) * act(x_t W_g + b_g)) W_o + b_o
 
     The phase starts at theta_j = 10000^{-2j/D}. State: h, 2D numbers. Weights: 7 D^2 + D. A step costs O(D^2), as the
-    projections do.
+    projections do. With low-rank gates W_f and W_g are products of two: 4 D^2 + 5 D r weights for rank r.
 
     Args:
         dim: width D.
-        gate_act: of the output gate: "silu" (released code) or "sigmoid".
-        norm_position: "pre_gate", norm(h) * gate (released code), or "post_gate", norm(h * gate) (paper).
+        gate_rank: inner width of the forget gate's and the output gate's projections, with bias; None for one matrix each.
+        gate_act: of the output gate: "silu" (released code) or "sigmoid" (its versions 2 and 3).
+        norm_position: "pre_gate", norm(h) * gate (released code), or "post_gate", norm(h * gate) (paper, version 3).
+        forget_gate: False is the published ablation without it: h_t = gamma e^{i theta} h_{t-1} + f_t c_t, and with a
+            lower_bound of None without any decay: h_t = e^{i theta} h_{t-1} + f_t c_t.
         bias: of the projections.
-        lower_bound: gamma where no stack hands one down, in [0, 1).
+        lower_bound: gamma where no stack hands one down, in [0, 1); None for no bound, whatever the stack hands down.
         norm_eps: of the layer norm.
         chunk_size: tokens a chunk in the chunked mode.
 
@@ -51,21 +63,26 @@ class HGRU(TokenMixer):
         self,
         dim: int,
         *,
+        gate_rank: int | None = None,
         gate_act: str = "silu",
         norm_position: str = "pre_gate",
+        forget_gate: bool = True,
         bias: bool = True,
-        lower_bound: float = 0.0,
+        lower_bound: float | None = 0.0,
         norm_eps: float = 1e-5,
         chunk_size: int | None = None,
     ) -> None:
         super().__init__(dim)
         check_choice("hgru", "gate_act", gate_act, ("silu", "sigmoid"))
         check_choice("hgru", "norm_position", norm_position, ("pre_gate", "post_gate"))
+        check_lower_bound("hgru", lower_bound)
+        check_count("hgru", "gate_rank", gate_rank)
+        self.forget_gate = forget_gate
         self.gate_act, self.norm_position = gate_act, norm_position
         self.lower_bound, self.chunk_size = lower_bound, chunk_size
         self.in_proj = nn.Linear(dim, 2 * dim, bias=bias)
-        self.forget_proj = nn.Linear(dim, dim, bias=bias)
-        self.gate_proj = nn.Linear(dim, 2 * dim, bias=bias)
+        self.forget_proj = _projection(dim, gate_rank, dim, bias)
+        self.gate_proj = _projection(dim, gate_rank, 2 * dim, bias)
         self.out_proj = nn.Linear(2 * dim, dim, bias=bias)
         self.phase = nn.Parameter(10000.0 ** (-2.0 * torch.arange(dim) / dim))
         self.norm = make_norm("layer", 2 * dim, norm_eps)
@@ -76,11 +93,12 @@ class HGRU(TokenMixer):
     def mix(
         self, x: Tensor, state: HGRUState, *, pack: Pack, mode: str, shared: Shared
     ) -> tuple[Tensor, HGRUState]:
-        log_f, input_weight = forget_gate(self.forget_proj(x), shared.get("lower_bound", self.lower_bound))
+        bound = lower_bound_of(shared, self.lower_bound)
+        log_decay, input_weight = hgrn_decay(self.forget_proj(x), bound, forget=self.forget_gate)
         c = activate(self.in_proj(x), "silu").unflatten(-1, (self.dim, 2))
         c = c.to(state_dtype(c.dtype)) * input_weight[..., None]
         h, final = linear_scan(
-            log_f,
+            log_decay,
             torch.view_as_complex(c),
             phase=self.phase,
             initial_state=torch.view_as_complex(state.h),
@@ -96,3 +114,9 @@ class HGRU(TokenMixer):
         else:
             y = float_norm(self.norm, features * gate)
         return self.out_proj(y.to(x.dtype)), HGRUState(as_real(final))
+
+
+def _projection(width: int, rank: int | None, out: int, bias: bool) -> nn.Module:
+    if rank is None:
+        return nn.Linear(width, out, bias=bias)
+    return nn.Sequential(nn.Linear(width, rank, bias=bias), nn.Linear(rank, out, bias=bias))

@@ -8,7 +8,16 @@ from torch import Tensor, nn
 from seqzoo_kernels import linear_scan
 from seqzoo_kernels.checks import state_dtype
 
-from ..layers import ShortConv, activate, check_choice, float_norm, forget_gate, make_norm
+from ..layers import (
+    ShortConv,
+    activate,
+    check_choice,
+    check_lower_bound,
+    float_norm,
+    hgrn_decay,
+    lower_bound_of,
+    make_norm,
+)
 from ..mixer import Shared, TokenMixer
 from ..packing import Pack
 from ..registry import register_mixer
@@ -36,8 +45,10 @@ class HGRUReal(TokenMixer):
         gate_act: of the output gate: "silu" or "sigmoid".
         norm: "layer" (the authors), "rms", or "simple_rms" without a scale.
         norm_position: "pre_gate", norm(h) * gate, or "post_gate", norm(h * gate).
+        forget_gate: False is the published ablation without it: h_t = gamma h_{t-1} + f_t silu(x_t W_c), and with a lower_bound
+            of None without any decay: h_t = h_{t-1} + f_t silu(x_t W_c).
         bias: of the projections.
-        lower_bound: gamma where no stack hands one down, in [0, 1).
+        lower_bound: gamma where no stack hands one down, in [0, 1); None for no bound, whatever the stack hands down.
         norm_eps: of the norm.
         chunk_size: tokens a chunk in the chunked mode.
 
@@ -58,8 +69,9 @@ class HGRUReal(TokenMixer):
         gate_act: str = "silu",
         norm: str = "layer",
         norm_position: str = "pre_gate",
+        forget_gate: bool = True,
         bias: bool = True,
-        lower_bound: float = 0.0,
+        lower_bound: float | None = 0.0,
         norm_eps: float = 1e-5,
         chunk_size: int | None = None,
     ) -> None:
@@ -67,10 +79,12 @@ class HGRUReal(TokenMixer):
         check_choice("hgru_real", "gate_act", gate_act, ("silu", "sigmoid"))
         check_choice("hgru_real", "norm", norm, ("layer", "rms", "simple_rms"))
         check_choice("hgru_real", "norm_position", norm_position, ("pre_gate", "post_gate"))
+        check_lower_bound("hgru_real", lower_bound)
         if expand < 1 or conv_size < 0:
             raise ValueError(
                 f"hgru_real: expected expand >= 1 and conv_size >= 0, got {expand} and {conv_size}."
             )
+        self.forget_gate = forget_gate
         self.gate_act, self.norm_position = gate_act, norm_position
         self.lower_bound, self.chunk_size = lower_bound, chunk_size
         self.inner = inner = expand * dim
@@ -96,9 +110,10 @@ class HGRUReal(TokenMixer):
         if self.conv is not None:
             mixed, conv = self.conv(torch.cat([c, z], -1), conv, pack, mode)
             c, z = mixed.chunk(2, -1)
-        log_f, input_weight = forget_gate(z, shared.get("lower_bound", self.lower_bound))
+        bound = lower_bound_of(shared, self.lower_bound)
+        log_decay, input_weight = hgrn_decay(z, bound, forget=self.forget_gate)
         h, final = linear_scan(
-            log_f,
+            log_decay,
             activate(c, "silu").to(state_dtype(c.dtype)) * input_weight,
             initial_state=state.h,
             cu_seqlens=pack.cu_seqlens,

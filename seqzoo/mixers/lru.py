@@ -1,4 +1,4 @@
-"""The linear recurrent unit."""
+"""The linear recurrent unit, and the same with a forget gate."""
 
 import math
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from seqzoo_kernels import linear_scan
 from seqzoo_kernels.checks import state_dtype
 
-from ..layers import as_real
+from ..layers import as_real, check_choice, forget_gate
 from ..mixer import ParamRule, Shared, TokenMixer
 from ..packing import Pack
 from ..registry import register_mixer
@@ -60,7 +60,9 @@ class LRU(TokenMixer):
     ) -> None:
         super().__init__(dim)
         if not 0 <= r_min < r_max <= 1:
-            raise ValueError(f"lru: expected 0 <= r_min < r_max <= 1, got {r_min} and {r_max}.")
+            raise ValueError(
+                f"{self.registered_name}: expected 0 <= r_min < r_max <= 1, got {r_min} and {r_max}."
+            )
         self.state_dim = n = state_dim or dim
         self.chunk_size = chunk_size
         tiny = 1e-6  # keeps both logarithms finite
@@ -80,16 +82,20 @@ class LRU(TokenMixer):
     def param_rule(self, name: str, parameter: Tensor) -> ParamRule:
         return ParamRule(0.5, decay=False) if name in RECURRENT else super().param_rule(name, parameter)
 
+    def _decay_and_gain(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """log |lambda| and the factor of x_t B, [N] or [B, T, N]."""
+        return -self.nu_log.to(dtype).exp(), self.gamma_log.to(dtype).exp()
+
     def mix(
         self, x: Tensor, state: LRUState, *, pack: Pack, mode: str, shared: Shared
     ) -> tuple[Tensor, LRUState]:
         dtype = state_dtype(x.dtype)
-        gain = self.gamma_log.to(dtype).exp()
+        log_decay, gain = self._decay_and_gain(x, dtype)
         u = torch.stack(
             [F.linear(x, self.B_re).to(dtype) * gain, F.linear(x, self.B_im).to(dtype) * gain], -1
         )
         h, final = linear_scan(
-            -self.nu_log.to(dtype).exp(),
+            log_decay,
             torch.view_as_complex(u),
             phase=self.theta_log.to(dtype).exp(),
             initial_state=torch.view_as_complex(state.h),
@@ -100,3 +106,68 @@ class LRU(TokenMixer):
         )
         y = F.linear(h.real.to(x.dtype), self.C_re) - F.linear(h.imag.to(x.dtype), self.C_im) + self.D * x
         return y, LRUState(as_real(final))
+
+
+@register_mixer("lru_forget", paper="arXiv:2311.04823", op="linear_scan")
+class LRUForget(LRU):
+    """LRU whose modulus is the lower bound of a forget gate (LRU with forget gate).
+
+        m = exp(-e^nu)        m_t = m + (1 - m) sigmoid(x_t A)
+        h_t = m_t e^{i e^theta} h_{t-1} + e^gamma (x_t B)        y_t = Re(h_t C) + d x_t
+
+    This is the baseline that the authors of HGRN describe in their answer to its reviewers. Parameters start and train as those
+    of LRU, with |lambda| = m; A starts as a linear layer's. Without input m_t is (1 + m) / 2. State: h, 2N numbers. Weights:
+    5 D N + 3 N + D. A step costs O(D N).
+
+    Args:
+        dim: width D.
+        state_dim: N, by default D.
+        r_min: the least m at the start.
+        r_max: the greatest.
+        max_phase: radians a step at the start.
+        gamma: "static", a parameter that starts at log sqrt(1 - m^2) (as published): with m near 1 and zero logits the gate
+            then doubles the state's variance. "dynamic", an extension: e^gamma is sqrt(1 - m_t^2) of each token, and there
+            is no parameter.
+        gate_bias: None for none (as published), or where a bias of x_t A starts, an extension; -4 starts near LRU.
+        chunk_size: tokens a chunk in the chunked mode.
+
+    Raises:
+        ValueError: an option's value is not as above.
+
+    Source: the public reviews of Qin et al. 2023, arXiv:2311.04823; Orvieto et al. 2023, arXiv:2303.06349. "dynamic" is the
+    gain of De et al. 2024, arXiv:2402.19427.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        state_dim: int | None = None,
+        r_min: float = 0.0,
+        r_max: float = 1.0,
+        max_phase: float = 6.28,
+        gamma: str = "static",
+        gate_bias: float | None = None,
+        chunk_size: int | None = None,
+    ) -> None:
+        super().__init__(
+            dim, state_dim=state_dim, r_min=r_min, r_max=r_max, max_phase=max_phase, chunk_size=chunk_size
+        )
+        check_choice("lru_forget", "gamma", gamma, ("static", "dynamic"))
+        self.gamma = gamma
+        if gamma == "dynamic":
+            del self.gamma_log
+        self.forget_proj = nn.Linear(dim, self.state_dim, bias=gate_bias is not None)
+        if gate_bias is not None:
+            nn.init.constant_(self.forget_proj.bias, gate_bias)
+
+    def _decay_and_gain(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        rate = self.nu_log.to(dtype).exp()
+        logits = self.forget_proj(x).to(dtype)
+        log_decay, open_part = forget_gate(logits, torch.exp(-rate), open_part=-torch.expm1(-rate))
+        if self.gamma == "static":
+            return log_decay, self.gamma_log.to(dtype).exp()
+        log_open = (-torch.expm1(-rate)).log() + F.logsigmoid(
+            -logits
+        )  # log(1 - m_t), finite where that underflows
+        return log_decay, torch.exp(0.5 * (log_open + torch.log(2 - open_part)))
