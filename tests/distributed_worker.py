@@ -101,6 +101,7 @@ def main(out):
     for way in (data_parallel, sharded, checkpointed):
         for mixer in [*seqzoo.list_mixers(), ["hgrn2", "attention"]]:
             results[f"{way.__name__} {mixer}"] = difference(way, mixer)
+            dist.barrier()
     results["compiled hgrn2"] = difference(compiled, "hgrn2")
     if dist.get_rank() == 0:
         with open(out, "w") as file:

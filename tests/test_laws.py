@@ -16,22 +16,22 @@ from seqzoo.testing.subject import DIM
 # Options that change the state, or the recurrence.
 VARIANTS = {
     "attention": [{"window": 4, "num_heads": 2, "num_kv_heads": 1, "qk_norm": True}],
+    "hgru_real": [{"conv_size": 4, "expand": 2}, {"conv_size": 1, "norm_position": "post_gate"}],
+    "gla": [{"num_heads": 4, "num_kv_heads": 2}],
+    "lstm": [{"variant": "FGR"}],
+}
+# Those whose difference is arithmetic alone: in float64 only, for the time it takes. The kit draws options in every dtype.
+VARIANTS_IN_FLOAT64 = {
     "hgru": [
         {"forget_gate": False, "gate_rank": 4},
         {"lower_bound": None},
         {"lower_bound": None, "forget_gate": False},
     ],
-    "hgru_real": [
-        {"conv_size": 4, "expand": 2},
-        {"conv_size": 1, "norm_position": "post_gate"},
-        {"forget_gate": False},
-        {"lower_bound": None, "forget_gate": False},
-    ],
+    "hgru_real": [{"forget_gate": False}, {"lower_bound": None, "forget_gate": False}],
     "hgrn2": [{"conv_size": 4, "lower_bound": None}],
     "lru_forget": [{"gamma": "dynamic", "gate_bias": -4.0}],
-    "lstm": [{"variant": "FGR"}, {"variant": "CIFG", "expand": 2}, {"variant": "NOG"}, {"variant": "NOAF"}],
+    "lstm": [{"variant": "CIFG", "expand": 2}, {"variant": "NOG"}, {"variant": "NOAF"}],
     "gru": [{"expand": 2}],
-    "gla": [{"num_heads": 4, "num_kv_heads": 2}],
     "linear_attention": [
         {"num_heads": 4, "num_kv_heads": 2, "feature_map": "relu"},
         {"normalize": False, "feature_map": None, "norm": "rms"},
@@ -58,17 +58,21 @@ def maker(name, **options):
 
 
 def mixers(variants=True):
-    """(id, maker, modes) of every mixer, and of its variants."""
+    """(id, maker, modes, whether in float64 only) of every mixer, and of its variants."""
     for name in seqzoo.list_mixers():
-        for options in [{}, *VARIANTS.get(name, [])] if variants else [{}]:
-            yield "-".join([name, *options]), maker(name, **options), seqzoo.mixer_info(name).modes
+        kinds = [({}, False)]
+        if variants:
+            kinds += [(options, False) for options in VARIANTS.get(name, [])]
+            kinds += [(options, True) for options in VARIANTS_IN_FLOAT64.get(name, [])]
+        for options, wide_only in kinds:
+            yield "-".join([name, *options]), maker(name, **options), seqzoo.mixer_info(name).modes, wide_only
 
 
 def each_mixer(*, dtypes=DTYPES, modes=False, step=False, variants=True):
     """Parametrise a test by `make`, `dtype` and, if asked, `mode`."""
     cases = []
-    for name, make, its_modes in mixers(variants):
-        for dtype in dtypes:
+    for name, make, its_modes, wide_only in mixers(variants):
+        for dtype in dtypes if not wide_only else [d for d in dtypes if d == torch.float64]:
             kind = str(dtype).removeprefix("torch.")
             for mode in (*its_modes, *["step"] * step) if modes else [None]:
                 values = (make, dtype, mode) if modes else (make, dtype)
