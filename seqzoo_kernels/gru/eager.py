@@ -45,7 +45,7 @@ def forward(
 def _walk(gates: Tensor, h: Tensor, q: Tensor, weight: Tensor, bias: Tensor) -> None:
     """All steps, in place: pre-activations become r, z and h', and states are filled from the first."""
     n = h.shape[-1]
-    w_rz, w_h = weight[:, : 2 * n].contiguous(), weight[:, 2 * n :].contiguous()
+    w_rz, w_h = weight[:, : 2 * n], weight[:, 2 * n :]
     rz, new = gates[..., : 2 * n].unbind(), gates[..., 2 * n :].unbind()
     r, z = gates[..., :n].unbind(), gates[..., n : 2 * n].unbind()
     hs, qs = h.unbind(), q.unbind()
@@ -92,6 +92,7 @@ def backward(
     d = torch.empty_like(k)
     dhs, blocks, steps, flat = dh.unbind(), dh[:, :, None].unbind(), d.unbind(), d.flatten(2).unbind()
     ks, zs = k.unbind(), z.unbind()
+    weight = weight.T.contiguous().T  # the layout in which a product adds up most exactly
     for t in reversed(range(len(ks))):
         torch.mul(blocks[t + 1], ks[t], out=steps[t])
         dhs[t].addcmul_(dhs[t + 1], zs[t]).addmm_(flat[t], weight)

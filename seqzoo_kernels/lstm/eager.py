@@ -206,6 +206,7 @@ def _walk_back(
         gates = torch.cat([blocks[:, :, :2], blocks[:, :, 3:]], 2)
         slopes = (gates * (1 - gates)).unbind()
         fed = d_seen[..., n:].unflatten(-1, (3, n)).unbind()
+    weight = weight.T.contiguous().T  # the layout in which a product adds up most exactly
     for t in reversed(range(len(d_steps))):
         dcs[t + 1].addcmul_(dys[t + 1], k_y[t])
         if d_o:
