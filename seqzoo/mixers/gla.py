@@ -27,7 +27,9 @@ class GLA(TokenMixer):
         S_t = diag(a_t) S_{t-1} + k_t v_t^T        o_t = K^{-1/2} q_t S_t        per head
         y_t = (norm(o_t) * silu(x_t W_g)) W_o
 
-    State: S, G K V numbers. Weights: 4 D^2 + 24 D by default. A step costs O(D^2 + D K). The decay starts near 0.958.
+    Shapes: q_t is [H, K], k_t and a_t are [G, K], v_t is [G, V], S is [G, K, V], o_t is [H, V]; H K = expand_k D, H V =
+    expand_v D; W_1 is [D, r], W_2 is [r, G K]. State: S, G K V numbers. Weights: 4 D^2 + 24 D by default, without bias and
+    norm. A step costs O(D^2 + D K). The decay starts near sigmoid(0)^{1/16} = 0.958.
 
     Args:
         dim: width D.
@@ -42,6 +44,11 @@ class GLA(TokenMixer):
 
     Raises:
         ValueError: an option's value is not as above.
+
+    Differences:
+        Defaults are those of flash-linear-attention, whose layers keep the state as [V, K]. Decays may be as strong as they
+        like: a chunk's exponents are sums of the gates between two tokens, where a difference of cumulative sums loses digits
+        or overflows.
 
     Source: Yang et al. 2023, arXiv:2312.06635.
     """

@@ -28,8 +28,9 @@ class LinearAttention(TokenMixer):
         S_t = S_{t-1} + phi(k_t) v_t^T        z_t = z_{t-1} + phi(k_t)        per head
         o_t = phi(q_t) S_t / max(phi(q_t) . z_t, eps)        y_t = o_t W_o
 
-    It is `gla` with decays of 1, without its gates. State: S and z, G K (V + 1) numbers. Weights: (2 + 2 G / H) D^2 by default.
-    A step costs O(D^2 + D K).
+    It is `gla` with decays of 1, without its gates. Shapes: q_t is [H, K], k_t and z are [G, K], v_t is [G, V], S is [G, K, V],
+    o_t is [H, V]; H K = expand_k D and H V = expand_v D. State: S and z, G K (V + 1) numbers. Weights: (2 + 2 G / H) D^2 by
+    default, without biases. A step costs O(D^2 + D K). Projections start as torch's linear layers do.
 
     Args:
         dim: width D.
@@ -49,8 +50,12 @@ class LinearAttention(TokenMixer):
     Raises:
         ValueError: an option's value is not as above.
 
-    Source: Katharopoulos et al. 2020, arXiv:2006.16236. The released code adds eps to the sum of the weights; here it is the
-    least that the sum can be, so that weights add up to 1. elu(u) + 1 is computed as exp(u) for u < 0: it stays positive.
+    Differences:
+        The authors' code adds eps to the sum of the weights; here eps is the least that the sum can be, so that weights add up
+        to 1. elu(u) + 1 is computed as exp(u) for u < 0, which stays positive where the sum rounds to 0. flash-linear-attention
+        has no normaliser by default but a norm of each head (normalize=False, norm="rms", bias=False), and other feature maps.
+
+    Source: Katharopoulos et al. 2020, arXiv:2006.16236.
     """
 
     def __init__(
