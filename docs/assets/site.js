@@ -52,8 +52,9 @@ document.addEventListener("DOMContentLoaded", () => {
   filter()
 })
 
-// Wide tables scroll by themselves; the keyboard must reach them.
+// Wide tables scroll by themselves; the keyboard must reach them. And the theme's search is a dialog without a name.
 document.addEventListener("DOMContentLoaded", () => {
+  document.querySelector(".md-search")?.setAttribute("aria-label", "Search")
   const reach = () => {
     for (const box of document.querySelectorAll(".md-typeset__scrollwrap, .md-typeset pre > code")) {
       if (box.scrollWidth > box.clientWidth) box.tabIndex = 0
