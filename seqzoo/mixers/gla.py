@@ -60,9 +60,10 @@ class GLA(TokenMixer):
         ValueError: an option's value is not as above.
 
     Differences:
-        Defaults are those of flash-linear-attention, whose layers keep the state as [V, K]. Decays may be as strong as they
-        like: a chunk's exponents are sums of the gates between two tokens, where a difference of cumulative sums loses digits
-        or overflows.
+        Defaults are those of flash-linear-attention, whose layers keep the state as [V, K] and whose clamp_min is
+        log_decay_min here. The normaliser is an extension, to compare with `linear_attention`; published is the norm of each
+        head in its place. Decays may be as strong as they like: a chunk's exponents are sums of the gates between two tokens,
+        where a difference of cumulative sums loses digits or overflows.
 
     Source: Yang et al. 2023, arXiv:2312.06635.
     """
