@@ -29,6 +29,7 @@ VARIANTS_IN_FLOAT64 = {
     ],
     "hgru_real": [{"forget_gate": False}, {"lower_bound": None, "forget_gate": False}],
     "hgrn2": [{"conv_size": 4, "lower_bound": None}],
+    "gla": [{"conv_size": 4, "feature_map": "elu", "normalize": True, "log_decay_min": -1.0}],
     "lru_forget": [{"gamma": "dynamic", "gate_bias": -4.0}],
     "lstm": [{"variant": "CIFG", "expand": 2}, {"variant": "NOG"}, {"variant": "NOAF"}],
     "gru": [{"expand": 2}],

@@ -14,6 +14,8 @@ from ..mixer import Shared, TokenMixer
 from ..packing import Pack
 from ..registry import register_mixer
 
+FEATURE_MAPS = ("elu", "relu", None)
+
 
 class LinearAttentionState(NamedTuple):
     s: Tensor  # [B, G, K, V]
@@ -83,15 +85,9 @@ class LinearAttention(TokenMixer):
         check_divides("linear_attention", "num_heads", self.num_heads, values, "expand_v * dim")
         self.num_kv_heads = num_kv_heads or self.num_heads
         check_divides("linear_attention", "num_kv_heads", self.num_kv_heads, self.num_heads, "num_heads")
-        check_choice("linear_attention", "feature_map", feature_map, ("elu", "relu", None))
+        check_choice("linear_attention", "feature_map", feature_map, FEATURE_MAPS)
         check_choice("linear_attention", "norm", norm, (None, "rms", "simple_rms", "layer"))
-        if normalize and feature_map is None:
-            raise ValueError(
-                "linear_attention: expected feature_map 'elu' or 'relu' with normalize, for a sum of weights of "
-                "either sign can vanish; got None."
-            )
-        if not normalizer_eps > 0:
-            raise ValueError(f"linear_attention: expected normalizer_eps above 0, got {normalizer_eps}.")
+        check_normalizer("linear_attention", normalize, feature_map, normalizer_eps)
         self.feature_map, self.normalize, self.normalizer_eps = feature_map, normalize, normalizer_eps
         self.chunk_size = chunk_size
         self.head_k, self.head_v = keys // self.num_heads, values // self.num_heads
@@ -111,8 +107,8 @@ class LinearAttention(TokenMixer):
     def mix(
         self, x: Tensor, state: LinearAttentionState, *, pack: Pack, mode: str, shared: Shared
     ) -> tuple[Tensor, LinearAttentionState]:
-        q = self.features(self.query_proj(x).unflatten(-1, (self.num_heads, self.head_k)))
-        k = self.features(self.key_proj(x).unflatten(-1, (self.num_kv_heads, self.head_k)))
+        q = features(self.query_proj(x).unflatten(-1, (self.num_heads, self.head_k)), self.feature_map)
+        k = features(self.key_proj(x).unflatten(-1, (self.num_kv_heads, self.head_k)), self.feature_map)
         v = self.value_proj(x).unflatten(-1, (self.num_kv_heads, self.head_v))
         s = state.s
         if self.normalize:  # z is one more column of S, with values of 1
@@ -138,7 +134,19 @@ class LinearAttention(TokenMixer):
             o = float_norm(self.norm, o)
         return self.out_proj(o.flatten(-2).to(x.dtype)), LinearAttentionState(s, z)
 
-    def features(self, u: Tensor) -> Tensor:
-        if self.feature_map == "relu":
-            return F.relu(u)
-        return u if self.feature_map is None else torch.where(u > 0, u + 1, u.clamp_max(0).exp())
+
+def features(u: Tensor, feature_map: str | None) -> Tensor:
+    """phi(u)."""
+    if feature_map == "relu":
+        return F.relu(u)
+    return u if feature_map is None else torch.where(u > 0, u + 1, u.clamp_max(0).exp())
+
+
+def check_normalizer(mixer: str, normalize: bool, feature_map: str | None, eps: float) -> None:
+    if normalize and feature_map is None:
+        raise ValueError(
+            f"{mixer}: expected feature_map 'elu' or 'relu' with normalize, for a sum of weights of either sign can "
+            "vanish; got None."
+        )
+    if not eps > 0:
+        raise ValueError(f"{mixer}: expected normalizer_eps above 0, got {eps}.")
