@@ -159,16 +159,21 @@ def test_records_of_the_bench_of_an_op():
 
 
 def test_learning_curves_of_a_comparison():
-    rows = [
-        {"mixer": name, "seed": s, "curve": [[100, 3.0 + s], [200, 2.0 + s]]}
-        for name in ("gla", "lru")
-        for s in (0, 1)
-    ]
-    record = Record(
-        "compare-cpu-2026-01-02", {"date": "2026-01-02", "versions": {"torch": "2.0"}, "rows": rows}
-    )
+    told = {
+        "bits_per_byte": {"mean": 2.5, "sd": 0.7, "seeds": {"0": 2.0, "1": 3.0}},
+        "curves": {"0": [[100, 3.0], [200, 2.0]], "1": [[100, 4.0], [200, 3.0]]},
+    }
+    mixers = {"gla": told, "lru": told}
+    data = {
+        "date": "2026-01-02",
+        "versions": {"torch": "2.0"},
+        "curve": ["step", "bits_per_byte"],
+        "mixers": mixers,
+    }
+    record = Record("compare-cpu-2026-01-02", data)
     assert "At the end: `gla` 2.5." in zoo.mixer_page("gla", zoo.entries(), [record])
     assert "No learning curve of `hgrn2` is recorded yet." in zoo.mixer_page("hgrn2", zoo.entries(), [record])
+    assert "| `lru` | 2.500 ± 0.700 |" in benchmarks.page(record)
 
 
 def test_check_of_a_built_site_finds_faults(tmp_path):

@@ -8,7 +8,7 @@ from .records import Record, Row
 from .text import cell, number, prose, table
 
 MAX_ROWS = 120
-META = {"date", "machine", "versions", "what", "threads", "environment", "device"}
+META = {"curve", "date", "machine", "versions", "what", "threads", "environment", "device"}
 
 BENCH = (
     "Each case is computed in several ways, of which the first is ours: milliseconds, errors against float64 relative to the "
@@ -76,7 +76,7 @@ KINDS = {
     "compare": Kind(
         "Learning curves",
         "Mixers trained with the same width, depth, budget, batches and seeds.",
-        "seqzoo compare --out runs/first",
+        "seqzoo compare --out runs/first\npython scripts/condense_comparison.py runs/first compare.json",
     ),
     "plugins": Kind(
         "Other frameworks",
@@ -188,6 +188,9 @@ def page(record: Record) -> str:
     for name, value in record.data.items():
         if name in META or not _long(value):
             continue
+        if name == "mixers":
+            parts.append(f"## Mixers\n\n{_mixers(value)}")
+            continue
         heading = {"rows": "Rows", "figures": "Figures"}.get(name, name.capitalize())
         parts.append(f"## {prose(heading)}\n\n{_rows(value)}")
     return "\n".join(part for part in parts if part)
@@ -222,6 +225,19 @@ def _rows(value: Any) -> str:
     told = [[_cell(k, row.get(k)) for k in columns] for row in value[:MAX_ROWS]]
     rest = f"\n{len(value) - MAX_ROWS} more are in the file.\n" if len(value) > MAX_ROWS else ""
     return table([prose(c.replace("_", " ")) for c in columns], told) + rest
+
+
+def _mixers(value: Mapping[str, Mapping[str, Any]]) -> str:
+    """What each mixer of a comparison reached and is."""
+    head = [k for k in next(iter(value.values())) if k != "curves"]
+    told = [[f"`{name}`", *(_figure(mixer.get(k)) for k in head)] for name, mixer in value.items()]
+    return table(["mixer", *(prose(k.replace("_", " ")) for k in head)], told)
+
+
+def _figure(value: Any) -> Any:
+    if isinstance(value, Mapping) and "mean" in value:
+        return f"{value['mean']:.3f}" + (f" ± {value['sd']:.3f}" if value.get("sd") is not None else "")
+    return value
 
 
 def _cell(name: str, value: Any) -> str:

@@ -16,7 +16,7 @@ RERUN = "`seqzoo compare --mixers {name},attention --out runs/{name}` draws it o
 
 
 class Comparison(NamedTuple):
-    """A recorded comparison: curves of the metric against tokens, by mixer and seed."""
+    """A recorded comparison: curves of the metric against steps, by mixer and seed."""
 
     record: Record
     metric_name: str
@@ -28,7 +28,7 @@ class Comparison(NamedTuple):
         return statistics.fmean(curve[-1][1] for curve in found) if found else None
 
     def line(self, name: str, colour: int) -> Line:
-        """Mean and deviation over the seeds, at the tokens that all of them have."""
+        """Mean and deviation over the seeds, at the steps that all of them have."""
         curves = [dict(curve) for curve in self.curves[name]]
         at = sorted(set.intersection(*(set(curve) for curve in curves)))
         values = [[curve[x] for curve in curves] for x in at]
@@ -40,29 +40,29 @@ def latest_comparison(records: Sequence[Record]) -> Comparison | None:
     """The newest recorded comparison on text, or None."""
     for record in records:
         found = comparison(record)
-        if found:
+        if found and found.metric_name.startswith("bits"):
             return found
     return None
 
 
 def comparison(record: Record) -> Comparison | None:
-    """The curves of a record whose rows have a mixer and a `curve` of [tokens, metric]; None where there are none."""
-    rows = record.rows("mixer", "curve")
-    if not rows:
+    """The curves that scripts/condense_comparison.py keeps, mixers -> seeds -> [step, metric]; None where there are none."""
+    mixers = record.data.get("mixers")
+    if not isinstance(mixers, dict) or "curve" not in record.data:
         return None
-    curves: dict[str, list[list[tuple[float, float]]]] = {}
-    for row in rows:
-        curves.setdefault(row["mixer"], []).append([(float(x), float(y)) for x, y in row["curve"]])
-    return Comparison(record, str(record.data.get("metric", "bits per byte")).replace("_", " "), curves)
+    curves = {
+        name: [[(x, y) for x, y in c] for c in told["curves"].values()] for name, told in mixers.items()
+    }
+    return Comparison(record, str(record.data["curve"][1]).replace("_", " "), curves)
 
 
 def chart(found: Comparison, mixers: Sequence[str], behind: Sequence[str] = ()) -> str:
     """The curves of `mixers` in colour, and of those `behind` in grey."""
     lines = [found.line(name, GREY) for name in behind]
     lines += [found.line(name, colour) for colour, name in enumerate(mixers)]
-    axes = Axis("tokens", lambda v, _=None: f"{v:,.0f}"), Axis(found.metric_name, number)
+    axes = Axis("steps", lambda v, _=None: f"{v:,.0f}"), Axis(found.metric_name, number)
     for_seeds = max(len(found.curves[name]) for name in mixers)
-    caption = f"{found.metric_name.capitalize()} on held-out text against tokens seen; {for_seeds} seeds. {where(found.record)}"
+    caption = f"{found.metric_name.capitalize()} on held-out data against steps; {for_seeds} seeds. {where(found.record)}"
     legend = [(name, colour) for colour, name in enumerate(mixers)] + [("the others", GREY)] * bool(behind)
     return figure(line_chart(lines, *axes), caption, legend)
 

@@ -43,7 +43,8 @@ const main = async () => {
   const say = (...words) => { faults += 1; console.log(...words) }
   const pages = pagesIn(path.resolve(site)).filter((file) => new RegExp(pattern).test(path.relative(site, file)))
   for (const [name, width, scheme] of views) {
-    const page = await browser.newPage()
+    const context = await browser.createBrowserContext() // the theme remembers a palette
+    const page = await context.newPage()
     await page.setViewport({ width, height: 900 })
     await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: scheme }])
     let where = ""
@@ -67,7 +68,7 @@ const main = async () => {
         await page.screenshot({ path: path.join(shots, `${label}-${name}-${scheme}.png`), fullPage: true })
       }
     }
-    await page.close()
+    await context.close()
   }
   await browser.close()
   console.log(`${pages.length} pages in ${views.length} views, ${faults} faults`)

@@ -63,6 +63,8 @@ def prose(text: str) -> str:
 
 def figure(svg: str, caption: str, legend: Sequence[tuple[str, int]] = ()) -> str:
     """An SVG with its caption, and the colours of its lines where there are several; one line, so that Markdown keeps it."""
-    keys = "".join(f'<span class="key"><i class="c{colour % COLOURS}"></i>{name}</span>' for name, colour in legend)
+    keys = "".join(
+        f'<span class="key"><i class="c{colour % COLOURS}"></i>{name}</span>' for name, colour in legend
+    )
     svg = svg.replace("\n", " ")
     return f'<figure class="plot">{svg}<figcaption>{keys and f"<span>{keys}</span>"}{caption}</figcaption></figure>\n'

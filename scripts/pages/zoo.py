@@ -161,7 +161,7 @@ def overview(known: Mapping[str, Any], records: Sequence[Record]) -> str:
         else "No comparison is recorded yet, so the column of what each reaches is empty."
     )
     return (
-        "---\ntitle: The zoo\n---\n\n# The zoo\n\n"
+        "---\ntitle: The zoo\nhide: [toc]\n---\n\n# The zoo\n\n"
         f"All {len(names())} mixers, with their default options. Sizes are of one sequence in one layer at `dim={DIM}`, in "
         f"float32. Choose a column's head to sort; type to filter.\n\n{measured}\n\n"
         f'<div class="zoo-table" markdown>\n\n{table(head, rows)}\n</div>\n\n'
