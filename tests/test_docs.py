@@ -5,6 +5,7 @@ import math
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from pages import benchmarks, check, zoo
@@ -15,13 +16,15 @@ from sybil.document import Document
 from sybil.parsers.markdown import PythonCodeBlockParser
 
 import seqzoo
-from seqzoo import registry
+import seqzoo_kernels
+from seqzoo import lab, registry, testing
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 MADE = [DOCS / path for path in generated()]  # where a builder without hooks has them written
 PAGES = [README, *sorted(set(DOCS.rglob("*.md")) - set(MADE))]
+STATES = ("select", "reorder", "repeat", "detach", "map_state", "leaves")
 NAME = 'name = "hgrn2"'
 
 
@@ -75,6 +78,17 @@ def test_page_is_in_the_navigation(page):
     assert page == README or f"{page.relative_to(DOCS)}\n" in (ROOT / "mkdocs.yml").read_text(
         encoding="utf-8"
     )
+
+
+@pytest.mark.parametrize(
+    "module", [seqzoo, seqzoo.states, seqzoo_kernels, testing, lab], ids=lambda module: module.__name__
+)
+def test_public_name_is_in_the_reference(module):
+    text = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.md"))
+    known = set(re.findall(r"^::: (?:.*\.)?(\w+)$", text, re.M))
+    public = [n for n in getattr(module, "__all__", STATES) if not isinstance(getattr(module, n), ModuleType)]
+    missing = {name for name in public if name not in known and not isinstance(getattr(module, name), dict)}
+    assert not missing
 
 
 @pytest.fixture(scope="module")
