@@ -159,13 +159,13 @@ class TokenShift(nn.Module):
         super().__init__()
         self.proj = nn.Linear(dim, num_heads, bias=False)
         nn.init.normal_(self.proj.weight, std=0.02)
-        self.register_buffer("taps", torch.tensor([[1.0, 0.0]]), persistent=False)
 
     def forward(self, x: Tensor, u: Tensor, last: Tensor, pack: Pack, mode: str) -> tuple[Tensor, Tensor]:
         flat = u.flatten(-2)
+        taps = 1 - torch.arange(2, dtype=u.dtype, device=u.device)
         before, last = causal_conv1d(
             flat,
-            self.taps.to(u.dtype).expand(flat.shape[-1], 2),  # type: ignore[operator]
+            taps.expand(flat.shape[-1], 2),
             initial_state=last,
             cu_seqlens=pack.cu_seqlens,
             max_seqlen=pack.max_seqlen,
