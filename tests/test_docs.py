@@ -113,7 +113,7 @@ def test_mixer_has_its_page(name, made, tmp_path):
         assert f"\n## {heading}" in page
     info = seqzoo.mixer_info(name)
     told = zoo.parse(info.cls).options
-    assert set(told) == {"dim", *info.options}, "every option has a line under Args"
+    assert set(info.options) <= set(told), "every option has a line under Args"
     assert f"](zoo/{name}.md)" not in made["zoo/index.md"] and f"]({name}.md)" in made["zoo/index.md"]
     for svg in re.findall(r"<svg.*?</svg>", page):
         ET.fromstring(svg)

@@ -84,9 +84,19 @@ def parse(cls: type) -> Doc:
     return Doc(
         summary,
         "\n\n".join(_joined(p) for p in body.split("\n\n") if p.strip()),
-        {name: _joined(told) for name, told in arguments},
+        {**_inherited(cls), **{name: _joined(told) for name, told in arguments}},
         _joined(sections.get("Differences", "")),
         _joined(sections.get("Source", "")),
+    )
+
+
+def _inherited(cls: type) -> Mapping[str, str]:
+    """What the docstring of a parent mixer says of its options, for a child that does not say it again."""
+    (parent, *_) = cls.__bases__
+    return (
+        parse(parent).options
+        if issubclass(parent, seqzoo.TokenMixer) and parent is not seqzoo.TokenMixer
+        else {}
     )
 
 
