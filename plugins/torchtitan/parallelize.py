@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed.compile import apply_compile
 from torchtitan.distributed.fsdp import (
@@ -43,4 +43,7 @@ def parallelize(
         fully_shard(block, reshard_after_forward=reshard, **options)
     fully_shard(model, **options)
     disable_fsdp_gradient_division(model)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)  # nothing is divided, and gloo has no other sum
     return model
