@@ -41,7 +41,7 @@ class Run:
 
     def done(self, step: int) -> None:
         """After a step: die, if this is the moment. No handler sees it, nothing is flushed."""
-        if step == self.kill_at:
+        if self.kill_at and step == self.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
     @property
