@@ -166,12 +166,3 @@ def test_fabric_gives_what_a_plain_loop_gives(task):
 
     fabric = lightning.Fabric(accelerator="cpu", devices=1)
     assert train(fabric.setup, fabric.backward) == train(lambda *pair: pair, torch.Tensor.backward)
-
-
-def test_without_lightning_it_says_what_to_install():
-    code = "import sys; sys.modules['lightning'] = None; import seqzoo_plugins.lightning"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (
-        'ImportError: seqzoo_plugins.lightning needs lightning: pip install "seqzoo[lightning]"'
-        in done.stderr
-    )

@@ -202,12 +202,3 @@ def test_the_trainer_learns_and_resumes_to_the_same_bits(tmp_path):
     again, _ = trained("two", str(tmp_path / "one" / "checkpoint-15"))
     for name, value in again.state_dict().items():
         assert torch.equal(value, model.state_dict()[name]), name
-
-
-def test_without_transformers_it_says_what_to_install():
-    code = "import sys; sys.modules['transformers'] = None; import seqzoo_plugins.transformers"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (
-        'ImportError: seqzoo_plugins.transformers needs transformers: pip install "seqzoo[transformers]"'
-        in done.stderr
-    )
