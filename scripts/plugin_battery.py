@@ -31,7 +31,14 @@ from seqzoo.lab.checkpoint import read_checkpoint
 
 MIXERS = ("hgrn2", "hgru", "gla", "lru", "attention", "hgrn2+attention")
 FORKS = multiprocessing.get_context("forkserver")  # a child starts with everything imported
-IMPORTS = {"transformers": "transformers.trainer", "lightning": "lightning", "fabric": "lightning"}
+COMMON = ["plugin_loops", "torch._dynamo", "seqzoo.cli", "seqzoo.lab.metrics"]
+IMPORTS = {
+    "transformers": ["seqzoo_plugins.transformers", "transformers.trainer", "accelerate"],
+    "lightning": ["seqzoo_plugins.lightning"],
+    "fabric": ["lightning"],
+    "fsdp2": ["torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp"],
+    "torchtitan": ["pretend_accelerator", "seqzoo_plugins.torchtitan.config_registry"],
+}
 KILL_AT = 100  # neither a checkpoint's step nor long after one
 
 
@@ -117,7 +124,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     frameworks = args.frameworks.split(",")
-    FORKS.set_forkserver_preload(["plugin_loops", *{IMPORTS[f] for f in frameworks if f in IMPORTS}])
+    FORKS.set_forkserver_preload(COMMON + [module for f in frameworks for module in IMPORTS.get(f, [])])
     rows = []
     for framework in frameworks:
         for mixer in args.mixers.split(","):
