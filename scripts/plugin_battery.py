@@ -124,6 +124,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     frameworks = args.frameworks.split(",")
+    here = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, here))  # the server does not have this script's sys.path
     FORKS.set_forkserver_preload(COMMON + [module for f in frameworks for module in IMPORTS.get(f, [])])
     rows = []
     for framework in frameworks:

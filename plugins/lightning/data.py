@@ -23,7 +23,7 @@ class StepData(lightning.LightningDataModule):
         options: of a task that was given by name; for "text" `data`, a file or a folder, and `seq_len`.
 
     Raises:
-        ValueError, TypeError: there is no such task or option.
+        ValueError: there is no such task or option. TypeError: options are given for a task that is made already.
     """
 
     def __init__(
