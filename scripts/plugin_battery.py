@@ -39,8 +39,6 @@ IMPORTS = {
     "fsdp2": ["torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp"],
     "torchtitan": ["pretend_accelerator", "seqzoo_plugins.torchtitan.config_registry"],
 }
-KILL_AT = 100  # neither a checkpoint's step nor long after one
-
 
 def child(framework: str, run: Run) -> None:
     """A run in a process of its own, its output in a file."""
@@ -88,12 +86,12 @@ def complete(framework: str, run: Run) -> dict[str, Any]:
     return result
 
 
-def row(framework: str, mixer: str, folder: Path, text: str) -> dict[str, Any]:
-    """What a framework does with a mixer."""
+def row(framework: str, mixer: str, folder: Path, text: str, steps: int) -> dict[str, Any]:
+    """What a framework does with a mixer. The kill comes after two thirds of the steps, between two checkpoints."""
     begin = time.perf_counter()
-    whole, killed = (Run(tuple(mixer.split("+")), folder / name, text) for name in ("whole", "killed"))
+    whole, killed = (Run(tuple(mixer.split("+")), folder / name, text, steps) for name in ("whole", "killed"))
     expected = complete(framework, whole)
-    codes = finish(start(framework, replace(killed, kill_at=KILL_AT)))
+    codes = finish(start(framework, replace(killed, kill_at=2 * steps // 3)))
     died = -signal.SIGKILL in codes and not (killed.folder / "result.json").exists()
     resumed = complete(framework, killed)
     (_, first), (_, second) = (read_checkpoint(run.folder / "weights.safetensors") for run in (whole, killed))
@@ -121,6 +119,7 @@ def main() -> None:
     parser.add_argument("--frameworks", default=",".join(LOOPS))
     parser.add_argument("--mixers", default=",".join(MIXERS))
     parser.add_argument("--data", default=argparse.__file__, help="A text; by default a file of Python's library.")
+    parser.add_argument("--steps", type=int, default=Run.steps)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     frameworks = args.frameworks.split(",")
@@ -131,7 +130,7 @@ def main() -> None:
     for framework in frameworks:
         for mixer in args.mixers.split(","):
             with tempfile.TemporaryDirectory() as folder:
-                rows.append(row(framework, mixer, Path(folder), args.data))
+                rows.append(row(framework, mixer, Path(folder), args.data, args.steps))
             print(rows[-1], flush=True)
     if args.json:
         packages = ("torch", "transformers", "lightning", "torchtitan")

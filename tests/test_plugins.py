@@ -81,7 +81,7 @@ def test_a_killed_run_learns_resumes_and_generates_the_same(framework, tmp_path)
     command = [sys.executable, "scripts/plugin_battery.py", "--frameworks", framework, "--json", str(out)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(
-        [*command, "--mixers", KILLED[framework]],
+        [*command, "--mixers", KILLED[framework], "--steps", "90"],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
