@@ -16,7 +16,9 @@ def require(package: str, lowest: str, below: str, extra: str) -> None:
         raise ImportError(f"{plugin} needs {package}: {install}")
     found = metadata.version(package)
     if not _numbers(lowest) <= _numbers(found) < _numbers(below):
-        raise ImportError(f"{plugin} needs {package} from {lowest} on and under {below}, got {found}: {install}")
+        raise ImportError(
+            f"{plugin} needs {package} from {lowest} on and under {below}, got {found}: {install}"
+        )
 
 
 def _numbers(version: str) -> tuple[int, ...]:

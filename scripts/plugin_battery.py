@@ -40,6 +40,7 @@ IMPORTS = {
     "torchtitan": ["pretend_accelerator", "seqzoo_plugins.torchtitan.config_registry"],
 }
 
+
 def child(framework: str, run: Run) -> None:
     """A run in a process of its own, its output in a file."""
     warnings.filterwarnings("ignore")
@@ -57,7 +58,9 @@ def generate(weights: Path, out: Path) -> None:
 
     with out.open("wb") as file, contextlib.suppress(SystemExit):
         os.dup2(file.fileno(), 1)
-        main(["generate", str(weights), "--greedy", "--prompt", PROMPT.decode(), "--max-new-tokens", str(NEW)])
+        main(
+            ["generate", str(weights), "--greedy", "--prompt", PROMPT.decode(), "--max-new-tokens", str(NEW)]
+        )
         sys.stdout.flush()
 
 
@@ -95,7 +98,9 @@ def row(framework: str, mixer: str, folder: Path, text: str, steps: int) -> dict
     died = -signal.SIGKILL in codes and not (killed.folder / "result.json").exists()
     resumed = complete(framework, killed)
     (_, first), (_, second) = (read_checkpoint(run.folder / "weights.safetensors") for run in (whole, killed))
-    command = FORKS.Process(target=generate, args=(whole.folder / "weights.safetensors", folder / "generated"))
+    command = FORKS.Process(
+        target=generate, args=(whole.folder / "weights.safetensors", folder / "generated")
+    )
     command.start()
     finish([command])
     return {
@@ -118,13 +123,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--frameworks", default=",".join(LOOPS))
     parser.add_argument("--mixers", default=",".join(MIXERS))
-    parser.add_argument("--data", default=argparse.__file__, help="A text; by default a file of Python's library.")
+    parser.add_argument(
+        "--data", default=argparse.__file__, help="A text; by default a file of Python's library."
+    )
     parser.add_argument("--steps", type=int, default=Run.steps)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     frameworks = args.frameworks.split(",")
     here = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, here))  # the server does not have this script's sys.path
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, here)
+    )  # the server does not have this script's sys.path
     FORKS.set_forkserver_preload(COMMON + [module for f in frameworks for module in IMPORTS.get(f, [])])
     rows = []
     for framework in frameworks:
@@ -135,7 +144,10 @@ def main() -> None:
     if args.json:
         packages = ("torch", "transformers", "lightning", "torchtitan")
         versions = {package: metadata.version(package) for package in packages}
-        head = {"date": datetime.date.today().isoformat(), "versions": {**versions, "python": platform.python_version()}}
+        head = {
+            "date": datetime.date.today().isoformat(),
+            "versions": {**versions, "python": platform.python_version()},
+        }
         args.json.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
     wrong = [each for each in rows if False in each.values()]
     if wrong:

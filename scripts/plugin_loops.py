@@ -233,10 +233,15 @@ def fabric(run: Run) -> None:
 
     fabric = Fabric(accelerator="cpu", devices=1)
     model = run.model()
+
+    def write(tensors: Any, path: Path) -> None:
+        fabric.save(path.with_suffix(".partial"), tensors)
+        os.replace(path.with_suffix(".partial"), path)
+
     wrapped, made = fabric.setup(model, optimizer(model))
     plain_loop(
         run, model, lambda x: wrapped(x)[0], made=made, backward=fabric.backward,
-        write=lambda tensors, path: (fabric.save(path.with_suffix(".new"), tensors), os.replace(path.with_suffix(".new"), path)),
+        write=write,
     )  # fmt: skip
     text = model.eval().generate(prompt(), NEW, temperature=0).tokens[0]
     leave(run, lambda x: wrapped(x)[0], text, model.state_dict(), model.config)

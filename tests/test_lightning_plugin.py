@@ -1,7 +1,5 @@
 """seqzoo's models in Lightning: learning, going on to the same bits, states between batches, Fabric."""
 
-import subprocess
-import sys
 import warnings
 
 import pytest

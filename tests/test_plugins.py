@@ -69,7 +69,13 @@ def test_the_extras_are_what_the_plugins_check():
 
 
 # one pattern in CI; torchrun -m seqzoo train is in test_training.py
-KILLED = {"swap": "lru", "transformers": "hgrn2+attention", "lightning": "gla", "fsdp2": "hgru", "torchtitan": "hgrn2"}
+KILLED = {
+    "swap": "lru",
+    "transformers": "hgrn2+attention",
+    "lightning": "gla",
+    "fsdp2": "hgru",
+    "torchtitan": "hgrn2",
+}
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="forks")
@@ -79,7 +85,12 @@ def test_a_killed_run_learns_resumes_and_generates_the_same(framework, tmp_path)
         pytest.skip("torchtitan needs Python 3.11")
     out = tmp_path / "rows.json"
     command = [sys.executable, "scripts/plugin_battery.py", "--frameworks", framework, "--json", str(out)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     done = subprocess.run(
         [*command, "--mixers", KILLED[framework], "--steps", "90"],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300,

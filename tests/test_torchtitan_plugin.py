@@ -96,7 +96,11 @@ def test_parameters_train_by_their_mixers_rules(name, wrapped):
 def test_batches_are_those_of_seqzoo_train_and_go_on(text):
     def loader(rank):
         return ByteLoader.Config(dataset_path=text, seed=2).build(
-            dp_world_size=2, dp_rank=rank, tokenizer=ByteTokenizer.Config().build(), seq_len=16, local_batch_size=3
+            dp_world_size=2,
+            dp_rank=rank,
+            tokenizer=ByteTokenizer.Config().build(),
+            seq_len=16,
+            local_batch_size=3,
         )
 
     one, two = loader(0), loader(1)
@@ -134,8 +138,14 @@ def with_chunked_loss():
 
 
 WRONG = {
-    "tensor parallel": (lambda: with_parallelism(tensor_parallel_degree=2), "tensor_parallel_degree to be 1, got 2"),
-    "another backend": (lambda: with_parallelism(spmd_backend="spmd_types"), "'partial_dtensor', got 'spmd_types'"),
+    "tensor parallel": (
+        lambda: with_parallelism(tensor_parallel_degree=2),
+        "tensor_parallel_degree to be 1, got 2",
+    ),
+    "another backend": (
+        lambda: with_parallelism(spmd_backend="spmd_types"),
+        "'partial_dtensor', got 'spmd_types'",
+    ),
     "a loss of chunks": (with_chunked_loss, "CrossEntropyLoss, got ChunkedLossWrapper"),
 }
 

@@ -386,8 +386,11 @@ def test_data_may_have_moved(config, tmp_path, text):
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({"dim": 32}, "dim is 16 in .*, got 32"), ({"mixers": ("gla",)}, "mixers is lru,hgrn2 in .*, got gla"),
-     ({"options": {"num_heads": 2}}, "options is none in .*, got num_heads=2")],
+    [
+        ({"dim": 32}, "dim is 16 in .*, got 32"),
+        ({"mixers": ("gla",)}, "mixers is lru,hgrn2 in .*, got gla"),
+        ({"options": {"num_heads": 2}}, "options is none in .*, got num_heads=2"),
+    ],
 )
 def test_what_makes_the_model_cannot_change(config, tmp_path, given, message):
     train_model(replace(config, steps=2), tmp_path)

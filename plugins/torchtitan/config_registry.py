@@ -1,4 +1,4 @@
-"""Configurations by name, for `--module seqzoo_plugins.torchtitan --config NAME`: a mixer, or a pattern such as hgrn2+attention."""
+"""Configurations by name: `--config` is a mixer, or a pattern such as hgrn2+attention."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import functional as F
 from torchtitan.components.loss import ChunkedLossWrapper
@@ -16,7 +16,12 @@ from torchtitan.protocols.model import BaseModel
 import seqzoo
 
 WRAPPER = "_checkpoint_wrapped_module."  # what activation checkpointing puts into names
-DEGREES = ("tensor_parallel_degree", "pipeline_parallel_degree", "context_parallel_degree", "expert_parallel_degree")
+DEGREES = (
+    "tensor_parallel_degree",
+    "pipeline_parallel_degree",
+    "context_parallel_degree",
+    "expert_parallel_degree",
+)
 
 
 class SeqzooModel(BaseModel):
@@ -112,6 +117,6 @@ def load_model(folder: str | Path, config: SeqzooModel.Config) -> seqzoo.Languag
     """The trained model of a checkpoint, such as outputs/checkpoint/step-1000, in one process however many wrote it."""
     model = SeqzooModel(config)
     state = model.state_dict()
-    dcp.load(state, checkpoint_id=str(folder))
+    load(state, checkpoint_id=str(folder))
     model.load_state_dict(state)
     return model.model.eval()

@@ -13,9 +13,9 @@ def lend_names() -> list[str]:
     """
     lent = []
     if not hasattr(dist, "set_timeout"):
-        dist.set_timeout = distributed_c10d._set_pg_timeout  # type: ignore[attr-defined]
+        setattr(dist, "set_timeout", distributed_c10d._set_pg_timeout)  # noqa: B010
         lent.append("set_timeout")
     if not hasattr(fsdp, "DataParallelMeshDims"):
-        fsdp.DataParallelMeshDims = type("DataParallelMeshDims", (), {})  # type: ignore[attr-defined]
+        setattr(fsdp, "DataParallelMeshDims", type("DataParallelMeshDims", (), {}))  # noqa: B010
         lent.append("DataParallelMeshDims")
     return lent

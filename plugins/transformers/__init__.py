@@ -8,7 +8,7 @@ from ..required import require
 
 require("transformers", "5.22", below="6", extra="transformers")
 
-import transformers  # noqa: E402
+import transformers
 
 from .cache import StateCache
 from .configuration import SeqzooConfig

@@ -30,7 +30,8 @@ def train(
         ),
     ] = None,
     option: Annotated[
-        list[str], typer.Option(help="An option of the mixers, such as num_heads=2; may be given several times.")
+        list[str],
+        typer.Option(help="An option of the mixers, such as num_heads=2; may be given several times."),
     ] = [],  # noqa: B006
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run [default: runs/ and the mixers' names].")
