@@ -143,7 +143,8 @@ def main() -> None:
             print(rows[-1], flush=True)
     if args.json:
         packages = ("torch", "transformers", "lightning", "torchtitan")
-        versions = {package: metadata.version(package) for package in packages}
+        installed = {found.metadata["Name"] for found in metadata.distributions()}
+        versions = {package: metadata.version(package) for package in packages if package in installed}
         head = {
             "date": datetime.date.today().isoformat(),
             "versions": {**versions, "python": platform.python_version()},
