@@ -126,7 +126,7 @@ def mixer_page(name: str, known: Mapping[str, Any], records: Sequence[Record]) -
         f"## State\n\nOf one sequence, at `dim={DIM}` with the default options, before the first token:\n\n"
         + table(("field", "shape", "dtype"), state),
         f"Bytes at that width: {_growth(info, mixer)}.\n",
-        f"## Differences from other implementations\n\n{prose(doc.differences or 'None that we know of.')}\n",
+        f"## Differences from other implementations\n\n{prose(doc.differences or 'None are noted.')}\n",
         f"## Source\n\n{_linked(prose(doc.source))}\n",
         "## Learning curve\n\n" + curve_of(name, records),
         "## Speed\n\n" + speeds_of(name, records),
@@ -211,9 +211,14 @@ def _growth(info: MixerInfo, mixer: seqzoo.TokenMixer) -> str:
     return ", ".join(f"{size(mixer.state_size(n))} after {n:,} tokens" for n in LENGTHS)
 
 
-def _fields(state: Any) -> list[tuple[str, torch.Tensor]]:
-    named = zip(state._fields, state, strict=True)
-    return [pair for pair in named if isinstance(pair[1], torch.Tensor)]
+def _fields(state: Any, prefix: str = "") -> list[tuple[str, torch.Tensor]]:
+    """The tensors of a state with their names; those of a state within it come after a dot."""
+    found = []
+    for name, part in zip(state._fields, state, strict=True):
+        found += (
+            [(prefix + name, part)] if isinstance(part, torch.Tensor) else _fields(part, f"{prefix}{name}.")
+        )
+    return found
 
 
 def _paper(info: MixerInfo) -> str:
