@@ -115,21 +115,31 @@ def column_of(B, D: tl.constexpr, BD: tl.constexpr):
 
 
 @triton.jit
-def hand_on(place, first, second, mask):
-    """Write two numbers of 32 bits as one word. Its upper half is a float and never that NaN which looks unwritten."""
+def word_of(first, second):
+    """A float and 32 bits as one word: the float above, and never as that NaN which looks unwritten."""
     upper = tl.where(first == first, first.to(tl.int32, bitcast=True), 0x7FC00000)
-    word = (upper.to(tl.int64) << 32) | second.to(tl.uint32, bitcast=True).to(tl.int64)
-    tl.store(place, word, mask=mask)
+    return (upper.to(tl.int64) << 32) | second.to(tl.uint32, bitcast=True).to(tl.int64)
+
+
+@triton.jit
+def parts_of(word):
+    """The float of a word, and its 32 bits as a whole number."""
+    return (word >> 32).to(tl.int32).to(tl.float32, bitcast=True), word.to(tl.int32)
+
+
+@triton.jit
+def read(place, mask):
+    """Words as they are now, and 0 where there is none."""
+    return tl.load(place, mask=mask, other=0, volatile=True)
 
 
 @triton.jit
 def wait_for(place, mask):
-    """A float and 32 bits of each word, once all are written; 0 where there is no word."""
-    while tl.max((tl.load(place, mask=mask, other=0, volatile=True) == -1).to(tl.int32)) != 0:
+    """The words once all are written."""
+    while tl.max((read(place, mask) == -1).to(tl.int32)) != 0:
         pass
     # read again: where several threads hold the same word, only one of them was asked
-    word = tl.load(place, mask=mask, other=0, volatile=True)
-    return (word >> 32).to(tl.int32).to(tl.float32, bitcast=True), word.to(tl.int32)
+    return read(place, mask)
 
 
 @triton.jit
@@ -155,18 +165,19 @@ def through(
         in_group = tile % GROUP
         words = words_ptr + (column.to(tl.int64) * tiles + tile) * BD + tl.arange(0, BD)
         if (in_group < GROUP - 1) & (tile < tiles - 1):
-            hand_on(words, G_tile, k_tile, inside)
+            tl.store(words, word_of(G_tile, k_tile), mask=inside)
         if tile > 0:
             # the state after the group before, then the totals of the tiles before this one in its own
             n = tl.arange(0, GROUP)[:, None]
             exists = (n <= in_group) & (n + tile > in_group)
-            G, k = wait_for(words[None, :] + (n - in_group - 1) * BD, exists & inside[None, :])
+            place = words[None, :] + (n - in_group - 1) * BD
+            G, k = parts_of(wait_for(place, exists & inside[None, :]))
             G, k = _joined(G, k.to(tl.float32, bitcast=True), EXACT)
             k = last(k, GROUP)
             carry = join(last(G, GROUP), carry, k, EXACT) if tile < GROUP else k
         end = join(G_tile, carry, k_tile, EXACT)
         if (in_group == GROUP - 1) & (tile < tiles - 1):
-            hand_on(words, tl.zeros_like(end), end, inside)
+            tl.store(words, word_of(tl.zeros_like(end), end), mask=inside)
     else:
         end = join(G_tile, carry, k_tile, EXACT)
     return carry, end

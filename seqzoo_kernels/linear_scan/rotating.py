@@ -25,8 +25,11 @@ from .rotation import (
     turned,
 )
 
+# No other kernel for another length: strides of rows come divided by ALIGNED, which does not depend on it.
+LENGTHS = ["T", "B", "tiles", "g_row", "phase_row", "x_row", "dy_row"]
 
-@triton.jit(do_not_specialize=["T", "B", "tiles"])
+
+@triton.jit(do_not_specialize=LENGTHS)
 def forward_kernel(
     g_ptr,
     phase_ptr,
@@ -42,6 +45,7 @@ def forward_kernel(
     g_row,
     phase_row,
     x_row,
+    ALIGNED: tl.constexpr,
     D: tl.constexpr,
     g_step: tl.constexpr,
     phase_step: tl.constexpr,
@@ -66,9 +70,9 @@ def forward_kernel(
     n = T - i
     t = (T - 1 - i if REVERSE else i).to(tl.int64)
     one: tl.constexpr = -1 if REVERSE else 1
-    g_tile = g_ptr + b * g_row + t * g_step + d[None, :]
-    phase_tile = phase_ptr + b * phase_row + t * phase_step + d[None, :]
-    x_tile = x_ptr + b * x_row + t * x_step + d[None, :]
+    g_tile = g_ptr + b * g_row * ALIGNED + t * g_step + d[None, :]
+    phase_tile = phase_ptr + b * phase_row * ALIGNED + t * phase_step + d[None, :]
+    x_tile = x_ptr + b * x_row * ALIGNED + t * x_step + d[None, :]
     out_tile = out_ptr + (b * T + t) * D + d[None, :]
 
     decays, rests, coses, sines, xs_re, xs_im = (), (), (), (), (), ()
@@ -139,7 +143,7 @@ def forward_kernel(
             store(final_ptr + sequence * D + d[None, :], h_re, h_im, here & ends)
 
 
-@triton.jit(do_not_specialize=["T", "B", "tiles"])
+@triton.jit(do_not_specialize=LENGTHS)
 def backward_kernel(
     g_ptr,
     phase_ptr,
@@ -159,6 +163,7 @@ def backward_kernel(
     g_row,
     phase_row,
     dy_row,
+    ALIGNED: tl.constexpr,
     D: tl.constexpr,
     g_step: tl.constexpr,
     phase_step: tl.constexpr,
@@ -183,9 +188,9 @@ def backward_kernel(
     n = T - i
     t = (T - 1 - i if REVERSE else i).to(tl.int64)
     one: tl.constexpr = -1 if REVERSE else 1
-    g_tile = g_ptr + b * g_row + t * g_step + d[None, :]
-    phase_tile = phase_ptr + b * phase_row + t * phase_step + d[None, :]
-    dy_tile = dy_ptr + b * dy_row + t * dy_step + d[None, :]
+    g_tile = g_ptr + b * g_row * ALIGNED + t * g_step + d[None, :]
+    phase_tile = phase_ptr + b * phase_row * ALIGNED + t * phase_step + d[None, :]
+    dy_tile = dy_ptr + b * dy_row * ALIGNED + t * dy_step + d[None, :]
     at = (b * T + t) * D + d[None, :]
 
     decays, rests, coses, sines, dys_re, dys_im = (), (), (), (), (), ()

@@ -12,7 +12,7 @@ with from a state of 0. The last tile of a group hands on one, the state after i
 import triton
 import triton.language as tl
 
-from .lookback import decay_of, hand_on, last, wait_for
+from .lookback import decay_of, parts_of, read, wait_for, word_of
 
 PER_RADIAN = tl.constexpr(0.15915494309189535)  # turns
 RADIANS = tl.constexpr(6.283185307179586 / 2**48)  # of the unit of angles
@@ -121,6 +121,31 @@ def _combine(g_1, a_1, re_1, im_1, g_2, a_2, re_2, im_2):
 
 
 @triton.jit
+def _words_of(G, A, re, im):
+    """What is handed on: an angle is cut to 2^-32 turns."""
+    return word_of(G, ((A + (1 << 15)) >> 16).to(tl.int32)), word_of(re, im)
+
+
+@triton.jit
+def _parts_of(first, second):
+    G, A = parts_of(first)
+    re, im = parts_of(second)
+    return G, A.to(tl.int64) << 16, re, im.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _sums(a_1, b_1, a_2, b_2):
+    return a_1 + a_2, b_1 + b_2
+
+
+@triton.jit
+def _last(first, second, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)[:, None] == SIZE - 1
+    first, second = tl.reduce((tl.where(at, first, 0), tl.where(at, second, 0)), 0, _sums)
+    return _parts_of(first, second)
+
+
+@triton.jit
 def before_segments(G, A, re, im, s, S: tl.constexpr, BD: tl.constexpr):
     """From each segment's sums and end state, [S, BD]: those of all that lies before it, and of the tile [BD]."""
     if S == 1:
@@ -128,12 +153,12 @@ def before_segments(G, A, re, im, s, S: tl.constexpr, BD: tl.constexpr):
         G, A, re, im = tl.zeros_like(G), tl.zeros_like(A), tl.zeros_like(re), tl.zeros_like(im)
     else:
         G, A, re, im = tl.associative_scan((G, A, re, im), 0, _combine)
-        G_tile, A_tile, re_tile, im_tile = last(G, S), last(A, S), last(re, S), last(im, S)
+        first, second = _words_of(G, A, re, im)
+        G_tile, A_tile, re_tile, im_tile = _last(first, second, S)
         previous = tl.broadcast_to(tl.maximum(s - 1, 0), [S, BD])
-        G = tl.where(s > 0, tl.gather(G, previous, 0), 0.0)
-        A = tl.where(s > 0, tl.gather(A, previous, 0), 0)
-        re = tl.where(s > 0, tl.gather(re, previous, 0), 0.0)
-        im = tl.where(s > 0, tl.gather(im, previous, 0), 0.0)
+        first = tl.where(s > 0, tl.gather(first, previous, 0), 0)
+        second = tl.where(s > 0, tl.gather(second, previous, 0), 0)
+        G, A, re, im = _parts_of(first, second)
     return G, A, re, im, G_tile, A_tile, re_tile, im_tile
 
 
@@ -162,23 +187,29 @@ def through(
         in_group = tile % GROUP
         words = words_ptr + (column.to(tl.int64) * tiles + tile) * (2 * BD) + tl.arange(0, BD)
         if (in_group < GROUP - 1) & (tile < tiles - 1):
-            hand_on(words, G_tile, ((A_tile + (1 << 15)) >> 16).to(tl.int32), inside)
-            hand_on(words + BD, re_tile, im_tile, inside)
+            first, second = _words_of(G_tile, A_tile, re_tile, im_tile)
+            tl.store(words, first, mask=inside)
+            tl.store(words + BD, second, mask=inside)
         if tile > 0:
             n = tl.arange(0, GROUP)[:, None]
             exists = (n < in_group) & inside[None, :]
             place = words[None, :] + (n - in_group) * (2 * BD)
-            G, A = wait_for(place, exists)
-            k_re, k_im = wait_for(place + BD, exists)
-            k_re, k_im = k_re, k_im.to(tl.float32, bitcast=True)
-            G, A, k_re, k_im = tl.associative_scan((G, A.to(tl.int64) << 16, k_re, k_im), 0, _combine)
+            unwritten = 1
+            while unwritten != 0:
+                none = (read(place, exists) == -1) | (read(place + BD, exists) == -1)
+                unwritten = tl.max(none.to(tl.int32))
+            # read again, as in wait_for
+            G, A, k_re, k_im = _parts_of(read(place, exists), read(place + BD, exists))
+            G, A, k_re, k_im = tl.associative_scan((G, A, k_re, k_im), 0, _combine)
+            first, second = _words_of(G, A, k_re, k_im)
+            G, A, k_re, k_im = _last(first, second, GROUP)
             if tile >= GROUP:
-                re, im = wait_for(words - (in_group + 1) * (2 * BD) + BD, inside)
+                re, im = parts_of(wait_for(words - (in_group + 1) * (2 * BD) + BD, inside))
                 im = im.to(tl.float32, bitcast=True)
-            re, im = join(last(G, GROUP), last(A, GROUP), re, im, last(k_re, GROUP), last(k_im, GROUP), True)
+            re, im = join(G, A, re, im, k_re, k_im, True)
         end_re, end_im = join(G_tile, A_tile, re, im, re_tile, im_tile, True)
         if (in_group == GROUP - 1) & (tile < tiles - 1):
-            hand_on(words + BD, end_re, end_im, inside)
+            tl.store(words + BD, word_of(end_re, end_im), mask=inside)
     else:
         end_re, end_im = join(G_tile, A_tile, re, im, re_tile, im_tile, True)
     return re, im, end_re, end_im

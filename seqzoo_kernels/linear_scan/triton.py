@@ -1,5 +1,6 @@
 """linear_scan on a GPU: shapes, strides and launches; the kernels are in kernels.py, and for complex states in rotating.py."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,15 +12,15 @@ from ..packs import locate
 from . import kernels, rotating
 
 Optional = Tensor | None
-WIDTH = 64  # channels of a tile, two to a thread; half as many complex ones
+WIDTH = 64  # channels of a tile, two to a thread
 GROUP = 8  # tiles that look back together, at least
 LONGEST_CHAIN = 64  # groups that wait for each other, above which tiles are larger
-# Segments of a tile and steps of a segment, by the bytes of an element of the state or of x, for the forward and the backward
-# pass: short tiles first. The fastest that were measured on an H200.
+# Segments of a tile and steps of a segment, by the bytes of an element, for the forward and the backward pass: short tiles
+# first. The fastest that were measured on an H200, for real states; those of complex ones leave no register to spill.
 TILES = {
     2: (((4, 16), (8, 32)), ((2, 32), (8, 32))),
     4: (((2, 16), (8, 16)), ((2, 8), (2, 16), (8, 16))),
-    8: (((4, 16), (8, 16)), ((4, 8), (8, 16))),
+    8: (((4, 8), (8, 8)), ((4, 4), (8, 4))),
 }
 
 
@@ -127,6 +128,7 @@ def _launch(
     count = tiles * columns * BD * (2 if turning else 1) if tiles > 1 else 1
     words = torch.full((count,), -1, dtype=torch.int64, device=x.device)
     rows, steps = zip(*[t.stride()[:2] if t.dim() == 3 else (0, 0) for t in strided], strict=True)
+    aligned = math.gcd(16, *rows, *steps)
     if not turning:
         flags["EXACT"] = x.dtype == torch.float32
     kernel[(tiles * columns,)](
@@ -135,7 +137,8 @@ def _launch(
         length,
         batch,
         tiles,
-        *rows,
+        *[row // aligned for row in rows],
+        aligned,
         width,
         *steps,
         CONSTANT=strided[0].dim() == 1,
@@ -152,17 +155,17 @@ def _launch(
 
 def _tiling(x: Tensor, mode: str, backward: bool, turning: bool) -> tuple[int, int, int, int]:
     """Segments, each a warp; steps of a segment; channels; tiles that look back together."""
-    length, wide = x.shape[1], WIDTH // 2 if turning else WIDTH
+    length = x.shape[1]
     if length == 1:
-        return 1, 1, 4 * wide, GROUP
+        return 1, 1, 4 * WIDTH, GROUP
     tiles = TILES[8 if turning else x.element_size()][backward]
     if mode == "recurrent":
-        return 1, tiles[0][1], wide, GROUP
+        return 1, tiles[0][1], WIDTH, GROUP
     for segments, steps in tiles:
         group = max(GROUP, 2 * segments)
         if length <= LONGEST_CHAIN * group * segments * steps:
             break
-    return segments, steps, wide, group
+    return segments, steps, WIDTH, group
 
 
 def _ends(
