@@ -125,7 +125,7 @@ def test_complex_states_compile_for_hopper(kernel, dtype, options, tmp_path, mon
     assert built.asm["cubin"]
     assert built.metadata.shared <= 16384
     assert "ld.global.v2.b64" in built.asm["ptx"]
-    assert "st.global.v2.b64" in built.asm["ptx"] or "dx_ptr" in kernel.arg_names and dtype
+    assert "st.global.v2.b64" in built.asm["ptx"] or ("dx_ptr" in kernel.arg_names and dtype)
     assert_words_are_whole(built.asm["ptx"])
 
 
