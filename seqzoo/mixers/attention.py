@@ -1,6 +1,6 @@
 """Softmax attention."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +56,7 @@ class Attention(TokenMixer):
     """
 
     growth = "linear"
+    default_heads: ClassVar[int] = 1  # at least so many, where num_heads is not given
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class Attention(TokenMixer):
     ) -> None:
         super().__init__(dim)
         name = self.registered_name or "attention"  # its kin share these checks
-        width = head_dim or largest_divisor(dim, at_most=64, multiple_of=2)
+        width = head_dim or largest_divisor(dim, at_most=min(64, dim // self.default_heads), multiple_of=2)
         self.num_heads = dim // width if num_heads is None else num_heads
         if head_dim is None:
             check_divides(name, "num_heads", self.num_heads, dim, "dim")

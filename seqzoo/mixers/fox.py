@@ -37,7 +37,7 @@ class FoX(Attention):
 
     Args:
         dim: width D.
-        num_heads: H; by default so many that the head width is the largest even divisor of D up to 64.
+        num_heads: H; by default so many that the head width is the largest even divisor of D up to 64, at least 2.
         num_kv_heads: G, heads of k and v, each shared by H / G heads of q; H by default.
         head_dim: K, by default D / H.
         window: keys that a query sees, itself among them; all by default.
@@ -59,6 +59,8 @@ class FoX(Attention):
 
     Source: Lin et al. 2025, arXiv:2503.02130.
     """
+
+    default_heads = 2  # that differ in how far they see
 
     def __init__(
         self,
@@ -143,7 +145,7 @@ class FoXPro(FoX):
 
     Args:
         dim: width D.
-        num_heads: H; by default so many that the head width is the largest even divisor of D up to 64.
+        num_heads: H; by default so many that the head width is the largest even divisor of D up to 64, at least 2.
         num_kv_heads: G, heads of k and v, each shared by H / G heads of q; H by default.
         head_dim: K, by default D / H.
         window: keys that a query sees, itself among them; all by default.
@@ -249,7 +251,7 @@ class TransformerPro(FoXPro):
 
     Args:
         dim: width D.
-        num_heads: H; by default so many that the head width is the largest even divisor of D up to 64.
+        num_heads: H; by default so many that the head width is the largest even divisor of D up to 64, at least 2.
         num_kv_heads: G, heads of k and v, each shared by H / G heads of q; H by default.
         head_dim: K, by default D / H.
         window: keys that a query sees, itself among them; all by default.
