@@ -67,7 +67,8 @@ def extend(old: State, k: Tensor, v: Tensor, added: Tensor, log_decay: Tensor | 
     assert isinstance(old, DecayAttentionState)
     gates = log_decay.to(old.bias.dtype)
     met = old.bias + gates.sum(1, keepdim=True)
-    after = F.pad(gates[:, 1:].flip(1).cumsum(1).flip(1), (0, 0, 0, min(1, gates.shape[1])))
+    # padded before it is cut: a tensor of T - 1 tokens would bind an exported T
+    after = F.pad(gates, (0, 0, 0, 1))[:, 1:].flip(1).cumsum(1).flip(1)
     return DecayAttentionState(*state, choose(met, after))
 
 
