@@ -78,7 +78,7 @@ class Attention(TokenMixer):
         super().__init__(dim)
         name = self.registered_name or "attention"  # its kin share these checks
         width = head_dim or largest_divisor(dim, at_most=min(64, dim // self.default_heads), multiple_of=2)
-        self.num_heads = dim // width if num_heads is None else num_heads
+        self.num_heads = max(1, dim // width) if num_heads is None else num_heads
         if head_dim is None:
             check_divides(name, "num_heads", self.num_heads, dim, "dim")
         self.head_dim = head_dim or dim // self.num_heads
