@@ -7,14 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from seqzoo_kernels import gated_linear_attention
 from seqzoo_kernels.checks import state_dtype
 
 from ..layers import ShortConv, check_choice, check_divides, float_norm, largest_divisor, make_norm
 from ..mixer import Shared, TokenMixer
 from ..packing import Pack
 from ..registry import register_mixer
-from .linear_attention import FEATURE_MAPS, check_normalizer, features
+from .linear_attention import FEATURE_MAPS, attend, check_normalizer, features
 
 
 class GLAState(NamedTuple):
@@ -136,27 +135,14 @@ class GLA(TokenMixer):
             q, k, v = mixed.split(self.widths, -1)
         q = features(q.unflatten(-1, (self.num_heads, self.head_k)), self.feature_map)
         k = features(k.unflatten(-1, (self.num_kv_heads, self.head_k)), self.feature_map)
-        v, s = v.unflatten(-1, (self.num_kv_heads, self.head_v)), state.s
-        if self.normalize:  # z is one more column of S, with values of 1
-            v, s = torch.cat([v, torch.ones_like(v[..., :1])], -1), torch.cat([s, state.z[..., None]], -1)
-            if x.dtype == torch.float16:  # it overflows where a sum of many weights is not divided yet
-                q, k, v = q.float(), k.float(), v.float()
-        o, s = gated_linear_attention(
-            q,
-            k,
-            v,
-            self._log_decay(x).unflatten(-1, (self.num_kv_heads, self.head_k)),
-            scale=1.0 if self.normalize else None,
-            initial_state=s,
-            cu_seqlens=pack.cu_seqlens,
-            max_seqlen=pack.max_seqlen,
-            mode=mode,
-            chunk_size=self.chunk_size,
-        )
-        z = state.z
-        if self.normalize:
-            o = o[..., :-1] / o[..., -1:].clamp_min(self.normalizer_eps)
-            s, z = s[..., :-1].contiguous(), s[..., -1].contiguous()
+        v = v.unflatten(-1, (self.num_kv_heads, self.head_v))
+        if (
+            self.normalize and x.dtype == torch.float16
+        ):  # it overflows where a sum of weights is not divided yet
+            q, k, v = q.float(), k.float(), v.float()
+        log_decay = self._log_decay(x).unflatten(-1, (self.num_kv_heads, self.head_k))
+        eps = self.normalizer_eps if self.normalize else None
+        o, s, z = attend(q, k, v, log_decay, state.s, state.z, eps, pack, mode, self.chunk_size)
         y = float_norm(self.norm, o).flatten(-2) * F.silu(self.gate_proj(x))
         return self.out_proj(y.to(x.dtype)), GLAState(s, z, conv)
 

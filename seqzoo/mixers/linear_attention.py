@@ -110,26 +110,10 @@ class LinearAttention(TokenMixer):
         q = features(self.query_proj(x).unflatten(-1, (self.num_heads, self.head_k)), self.feature_map)
         k = features(self.key_proj(x).unflatten(-1, (self.num_kv_heads, self.head_k)), self.feature_map)
         v = self.value_proj(x).unflatten(-1, (self.num_kv_heads, self.head_v))
-        s = state.s
-        if self.normalize:  # z is one more column of S, with values of 1
-            v, s = torch.cat([v, torch.ones_like(v[..., :1])], -1), torch.cat([s, state.z[..., None]], -1)
         if x.dtype == torch.float16:  # it overflows where sums grow with t
             q, k, v = q.float(), k.float(), v.float()
-        o, s = gated_linear_attention(
-            q,
-            k,
-            v,
-            scale=1.0 if self.normalize else None,
-            initial_state=s,
-            cu_seqlens=pack.cu_seqlens,
-            max_seqlen=pack.max_seqlen,
-            mode=mode,
-            chunk_size=self.chunk_size,
-        )
-        z = state.z
-        if self.normalize:
-            o = o[..., :-1] / o[..., -1:].clamp_min(self.normalizer_eps)
-            s, z = s[..., :-1].contiguous(), s[..., -1].contiguous()
+        eps = self.normalizer_eps if self.normalize else None
+        o, s, z = attend(q, k, v, None, state.s, state.z, eps, pack, mode, self.chunk_size)
         if self.norm is not None:
             o = float_norm(self.norm, o)
         return self.out_proj(o.flatten(-2).to(x.dtype)), LinearAttentionState(s, z)
@@ -140,6 +124,39 @@ def features(u: Tensor, feature_map: str | None) -> Tensor:
     if feature_map == "relu":
         return F.relu(u)
     return u if feature_map is None else torch.where(u > 0, u + 1, u.clamp_max(0).exp())
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    s: Tensor,
+    z: Tensor,
+    normalizer_eps: float | None,
+    pack: Pack,
+    mode: str,
+    chunk_size: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """o, S and z; with `normalizer_eps` o is divided by max(q . z, eps), z being one more column of S, with values of 1."""
+    if normalizer_eps is not None:
+        v, s = torch.cat([v, torch.ones_like(v[..., :1])], -1), torch.cat([s, z[..., None]], -1)
+    o, s = gated_linear_attention(
+        q,
+        k,
+        v,
+        log_decay,
+        scale=None if normalizer_eps is None else 1.0,
+        initial_state=s,
+        cu_seqlens=pack.cu_seqlens,
+        max_seqlen=pack.max_seqlen,
+        mode=mode,
+        chunk_size=chunk_size,
+    )
+    if normalizer_eps is not None:
+        o = o[..., :-1] / o[..., -1:].clamp_min(normalizer_eps)
+        s, z = s[..., :-1].contiguous(), s[..., -1].contiguous()
+    return o, s, z
 
 
 def check_normalizer(mixer: str, normalize: bool, feature_map: str | None, eps: float) -> None:
