@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from seqzoo_kernels.attention import State
 from seqzoo_kernels.checks import state_dtype
-from seqzoo_kernels.packs import locate, take
+from seqzoo_kernels.packs import beside, locate, take
 
 from ..layers import check_choice
 from ..mixer import Shared
@@ -318,15 +318,11 @@ def token_shift(x: Tensor, last: Tensor, pack: Pack) -> tuple[Tensor, Tensor]:
     tokens = locate(pack.cu_seqlens, x.shape[1])
     earlier = torch.cat([torch.zeros_like(x[0, :1]), x[0]])[:-1]
     first = (tokens.offset == 0) & tokens.valid
-    before = torch.where(_beside(first, x[0]), take(last[:, 0], tokens.sequence, first), earlier)
+    before = torch.where(beside(first, x[0]), take(last[:, 0], tokens.sequence, first), earlier)
     cu = pack.cu_seqlens.long()
     some = cu[1:] > cu[:-1]
     ends = take(x[0], cu[1:] - 1, some)[:, None]
-    return before[None], torch.where(_beside(some, ends), ends, last)
-
-
-def _beside(condition: Tensor, x: Tensor) -> Tensor:
-    return condition.reshape(condition.shape + (1,) * (x.dim() - 1))
+    return before[None], torch.where(beside(some, ends), ends, last)
 
 
 def _start(module: nn.Module) -> None:
