@@ -123,7 +123,8 @@ def append_(
         assert log_decay is not None
         live = slot_positions(state.length, slots, window) >= 0
         state.bias.add_(torch.where(live[..., None], log_decay.to(state.bias.dtype), 0))
-        state.bias[rows, slot] = 0
+        # not bias[rows, slot] = 0: a number assigned by index is copied from the host, which waits for the device
+        state.bias.scatter_(1, slot[:, None, None].expand(-1, 1, state.bias.shape[2]), 0)
     state.k[rows, slot] = k[:, 0].to(state.k.dtype)
     state.v[rows, slot] = v[:, 0].to(state.v.dtype)
     state.length.add_(1)
