@@ -110,6 +110,23 @@ def test_saved_and_loaded_bit_for_bit(mixer, dtype, tmp_path):
     assert (config.hidden_size, config.num_hidden_layers) == (DIM, 2)
 
 
+@pytest.mark.parametrize(
+    "mixer", [name for name in seqzoo.list_mixers() if "num_heads" in seqzoo.mixer_info(name).options]
+)
+@pytest.mark.parametrize("vocab_size", [40, 256])  # which moves what lies behind the embedding in the file
+def test_one_head_is_loaded_bit_for_bit(mixer, vocab_size, tmp_path):
+    """Its gate has a matrix of one row, and BLAS rounds by where a vector lies."""
+    torch.manual_seed(0)
+    config = SeqzooConfig(vocab_size=vocab_size, dim=DIM, depth=2, mixer={"name": mixer, "num_heads": 1})
+    model = SeqzooForCausalLM(config).eval()
+    model.save_pretrained(tmp_path)
+    again, info = SeqzooForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert all(p.data_ptr() % 64 == 0 for p in again.parameters())
+    tokens = torch.randint(vocab_size, (3, 37), generator=torch.Generator().manual_seed(2))
+    assert torch.equal(again(tokens).logits, model(tokens).logits)
+
+
 def test_a_folder_names_no_code(tmp_path):
     make().save_pretrained(tmp_path)
     assert not list(tmp_path.rglob("*.py"))

@@ -19,6 +19,7 @@ CACHE = (
     if "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
     else "past_key_values"
 )
+ALIGNMENT = 64  # bytes, of what torch allocates on a CPU
 
 
 @dataclass
@@ -29,6 +30,17 @@ class SeqzooOutput(ModelOutput):
     logits: Tensor | None = None
     cache: StateCache | None = None
     past_key_values: StateCache | None = None
+
+
+def _align(model: nn.Module) -> None:
+    """Put weights where torch itself would have put them.
+
+    Those of a safetensors file are used where they lie in it, at any multiple of 4 bytes, and BLAS takes another route, which rounds
+    otherwise, for a vector that does not start at a multiple of its registers' width.
+    """
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if tensor.device.type == "cpu" and tensor.data_ptr() % ALIGNMENT:
+            tensor.data = tensor.data.clone()
 
 
 class SeqzooPreTrainedModel(PreTrainedModel):
@@ -43,6 +55,13 @@ class SeqzooPreTrainedModel(PreTrainedModel):
         self.gradient_checkpointing = False
         self.is_built = False
         self.model = config.build()
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **named: Any) -> Any:
+        """As of every model of transformers; computes the very bits that the saved model did."""
+        loaded = super().from_pretrained(*args, **named)
+        _align(loaded[0] if isinstance(loaded, tuple) else loaded)
+        return loaded
 
     def finish(self) -> None:
         self.post_init()
