@@ -1,12 +1,14 @@
 """Swap the attention of any torch model for a mixer of the zoo, in place.
 
-swap = swap_mixers(model, to="hgrn2")        # nn.MultiheadAttention, x-transformers' Attention
+swap = swap_mixers(model, to="hgrn2")        # nn.MultiheadAttention, attention of transformers and x-transformers
 swap = swap_mixers(model, CausalSelfAttention, to="gla", num_heads=4)
 print(swap)                                  # what was replaced, what was not, and why
 swap.undo()
 """
 
 import fnmatch
+import inspect
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -24,9 +26,18 @@ from .adapters import (
     XTransformersAdapter,
     is_x_transformers_attention,
 )
+from .hidden_states import (
+    HiddenStatesAdapter,
+    inner_attention,
+    is_called_as_in_transformers,
+    is_transformers_attention,
+)
 
 Match = type[nn.Module] | tuple[type[nn.Module], ...] | str | Callable[[str, nn.Module], bool]
 WIDTHS = ("embed_dim", "n_embd", "hidden_size", "d_model", "dim")  # what modules call their width
+CROSS = re.compile(
+    r"cross|encoder_attn|encdec|src_attn", re.IGNORECASE
+)  # what they call attention to another sequence
 
 __all__ = ["Swap", "swap_mixers"]
 
@@ -72,11 +83,11 @@ def swap_mixers(
     Args:
         model: changed in place.
         match: which modules: a type or several, a pattern for their names such as "*.attn", or a function of name and module.
-            By default `nn.MultiheadAttention` and x-transformers' `Attention`. Of an `nn.TransformerEncoderLayer` the
-            `self_attn` is replaced.
+            By default `nn.MultiheadAttention`, x-transformers' `Attention`, and whatever class of transformers is called
+            ...Attention. Of an `nn.TransformerEncoderLayer` the `self_attn` is replaced.
         to: the mixer, as for `seqzoo.create_mixer`.
         causal: False reads in both directions, with shared weights (`seqzoo.Bidirectional`). By default what the module says
-            in its attribute `causal`, else True.
+            in its attribute `causal` or `is_causal`, else True; one of transformers that does not say is left.
         dim: the width D, where the module does not tell it.
         dry_run: only say what would be done.
         options: of the mixer.
@@ -96,9 +107,11 @@ def swap_mixers(
             f"swap_mixers: no module matches {match!r}. The model has "
             + ", ".join(f"{count} {kind}" for kind, count in kinds)
         )
+    cross = _cross_attention(model)
     for name, parent, attribute, module in found:
         if module not in adapters:
-            adapters[module] = _adapter(name, parent, module, to, causal, dim, options)
+            why = CROSS_ATTENTION if module in cross else _why_not(name, parent, module, causal)
+            adapters[module] = why or _adapter(module, to, causal, dim, options)
         adapter = adapters[module]
         if isinstance(adapter, str):
             swap.left.append((name, adapter))
@@ -107,13 +120,8 @@ def swap_mixers(
         if not dry_run:
             swap._before.append((parent, attribute, module))
             setattr(parent, attribute, adapter)
-    if any(isinstance(adapter, XTransformersAdapter) for adapter in adapters.values()) and not dry_run:
-        for (
-            module
-        ) in model.modules():  # x-transformers' models, which ask this before they keep keys and values
-            if getattr(module, "can_cache_kv", False) is True:
-                swap._before.append((module, "can_cache_kv", True))
-                module.can_cache_kv = False  # type: ignore[assignment]
+    if not dry_run:
+        _tell(model, swap)
     return swap
 
 
@@ -131,49 +139,92 @@ def _matching(model: nn.Module, match: Match | None) -> Iterator[tuple[str, Any,
         yield name, model.get_submodule(parent) if name else None, attribute, module
 
 
+def _tell(model: nn.Module, swap: Swap) -> None:
+    """Tell modules around an adapter what they can't hand it: a cache (x-transformers), nested tensors (torch's encoders)."""
+    flags = {XTransformersAdapter: "can_cache_kv", MultiheadAdapter: "use_nested_tensor"}
+    for module in model.modules():
+        for kind, flag in flags.items():
+            if getattr(module, flag, False) is True and any(isinstance(m, kind) for m in module.modules()):
+                swap._before.append((module, flag, True))
+                setattr(module, flag, False)
+
+
 def _matches(match: Match | None, name: str, module: nn.Module) -> bool:
     if match is None:
-        return isinstance(module, nn.MultiheadAttention) or is_x_transformers_attention(module)
+        known = isinstance(module, nn.MultiheadAttention) or is_x_transformers_attention(module)
+        return known or is_transformers_attention(module)
     if isinstance(match, str):
         return fnmatch.fnmatchcase(name, match)
     return isinstance(module, match) if isinstance(match, (type, tuple)) else bool(match(name, module))
 
 
-def _adapter(
-    name: str,
-    parent: nn.Module | None,
-    module: nn.Module,
-    to: Any,
-    causal: bool | None,
-    dim: int | None,
-    options: dict[str, Any],
-) -> Adapter | str:
-    """What to put in the module's place, or why it can't be replaced."""
+CROSS_ATTENTION = "it is cross-attention, which looks at another sequence than its own"
+
+
+def _cross_attention(model: nn.Module) -> set[nn.Module]:
+    """Where torch's decoders and x-transformers' layers look at another sequence."""
+    found: set[Any] = set()
+    for module in model.modules():
+        if isinstance(module, nn.TransformerDecoderLayer):
+            found.add(module.multihead_attn)
+        elif isinstance(kinds := getattr(module, "layer_types", None), tuple):
+            layers = getattr(module, "layers", ())
+            found |= {layer[1] for kind, layer in zip(kinds, layers, strict=False) if kind == "c"}
+        elif getattr(module, "is_cross_attention", False) is True:
+            found.add(module)
+    return found
+
+
+def _kind(module: nn.Module) -> type[Adapter]:
+    if isinstance(module, nn.MultiheadAttention):
+        return MultiheadAdapter
+    if is_x_transformers_attention(module):
+        return XTransformersAdapter
+    return HiddenStatesAdapter if is_called_as_in_transformers(module) else TokenAdapter
+
+
+def _why_not(name: str, parent: nn.Module | None, module: nn.Module, causal: bool | None) -> str | None:
+    """Why a module can't be replaced, if so."""
     if parent is None:
         return "it is the model itself: put it into another module first"
-    if isinstance(parent, nn.TransformerDecoderLayer) and module is parent.multihead_attn:
-        return "it is cross-attention, which looks at another sequence than its own"
     if isinstance(module, nn.MultiheadAttention) and not module._qkv_same_embed_dim:
         return f"its keys and values have other widths, {module.kdim} and {module.vdim}, than its queries, {module.embed_dim}"
-    weights = next(module.parameters(), None)
+    if CROSS.search(name) and len(inspect.signature(module.forward).parameters) > 1:
+        return CROSS_ATTENTION
+    kind = _kind(module)
+    if kind is HiddenStatesAdapter and (inner := inner_attention(module)):
+        return f"it does more than attention, which is in its {inner}: match that"
+    if why := kind.why_not(module):
+        return why
+    if kind is HiddenStatesAdapter and causal is None and _causal(module) is None:
+        return "it does not tell whether it sees the future: give causal"
+    return None
+
+
+def _causal(module: nn.Module) -> bool | None:
+    told = (getattr(module, name, None) for name in ("causal", "is_causal"))
+    return next((value for value in told if isinstance(value, bool)), None)
+
+
+def _adapter(
+    module: nn.Module, to: Any, causal: bool | None, dim: int | None, options: dict[str, Any]
+) -> Adapter | str:
+    """What to put in the module's place, or why it can't be replaced."""
     width = dim or _width(module)
     if width is None:
         return f"it does not tell its width (in {', '.join(WIDTHS)}, or a first Linear): give dim"
     mixer: Any = seqzoo.create_mixer(to, width, **options)
-    causal = getattr(module, "causal", True) if causal is None else causal
-    if not causal:
+    if (_causal(module) if causal is None else causal) is False:
         mixer = Bidirectional(mixer)
+    weights = next(module.parameters(), None)
     if weights is not None:
         mixer = mixer.to(weights.device, weights.dtype)
-    kind: type[Adapter] = TokenAdapter
-    if isinstance(module, nn.MultiheadAttention):
-        kind = MultiheadAdapter
-    elif is_x_transformers_attention(module):
-        kind = XTransformersAdapter
-    return kind(mixer, module).train(module.training)
+    return _kind(module)(mixer, module).train(module.training)
 
 
 def _width(module: nn.Module) -> int | None:
-    told = (getattr(module, name, None) for name in WIDTHS)
     first = next((m.in_features for m in module.modules() if isinstance(m, nn.Linear)), None)
-    return next((width for width in told if isinstance(width, int)), first)
+    config = getattr(module, "config", None)  # last: it may be of a whole model of several widths
+    told = [getattr(module, name, None) for name in WIDTHS]
+    told += [first, *(getattr(config, name, None) for name in WIDTHS)]
+    return next((width for width in told if isinstance(width, int)), None)

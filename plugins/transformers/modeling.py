@@ -35,8 +35,8 @@ class SeqzooOutput(ModelOutput):
 def _align(model: nn.Module) -> None:
     """Put weights where torch itself would have put them.
 
-    Those of a safetensors file are used where they lie in it, at any multiple of 4 bytes, and BLAS takes another route, which rounds
-    otherwise, for a vector that does not start at a multiple of its registers' width.
+    Those of a safetensors file are used where they lie in it, at any multiple of 4 bytes, and for a vector that does not start
+    at a multiple of its registers' width BLAS takes another route, which rounds otherwise.
     """
     for tensor in [*model.parameters(), *model.buffers()]:
         if tensor.device.type == "cpu" and tensor.data_ptr() % ALIGNMENT:
