@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from plugin_loops import LOOPS, NEW, PROCESSES, PROMPT, Run
+from plugin_loops import LOOPS, PROCESSES
+from plugin_run import NEW, PROMPT, Run
 
 from seqzoo.lab.checkpoint import read_checkpoint
 
