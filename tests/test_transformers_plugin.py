@@ -1,5 +1,6 @@
 """seqzoo's models inside transformers: Auto classes, generate, saving, Trainer."""
 
+import copy
 import json
 import os
 
@@ -199,6 +200,71 @@ def test_tokens_cannot_be_taken_back():
         make()(prompts())[CACHE].crop(3)
 
 
+def test_a_pad_after_a_cache_is_no_token():
+    model, x = make(["hgrn2", "attention"]), prompts()
+    cache = model(x[:, :5])[CACHE]
+    mask = torch.tensor([[1] * 6, [1] * 5 + [0]])
+    with torch.no_grad():
+        model(x[:, 5:6], attention_mask=mask, **{CACHE: cache})
+        found = model(x[:, 6:], **{CACHE: cache}).logits[:, 0]
+        missing = model(torch.cat([x[1:, :5], x[1:, 6:]], 1)).logits[:, -1]
+    torch.testing.assert_close(found, torch.cat([model(x).logits[:1, -1], missing]))
+
+
+def test_a_cache_is_known_by_both_names_and_can_be_copied():
+    model, x = make("gla"), prompts()
+    with torch.no_grad():
+        cache = model(x[:, :5])[CACHE]
+    for name in ("cache", "past_key_values"):
+        logits = model(x[:, 5:], **{name: copy.deepcopy(cache)}).logits
+        torch.testing.assert_close(logits, model(x).logits[:, 5:])
+    with pytest.raises(TypeError, match="expected a StateCache, got DynamicCache"):
+        model(x, **{CACHE: transformers.DynamicCache()})
+
+
+@pytest.mark.parametrize("mixer", ["hgru", ["hgrn2", "attention"]], ids=str)
+def test_documents_in_a_row_know_nothing_of_each_other(mixer):
+    model, x = make(mixer), prompts()
+    row, places = x.reshape(1, -1), torch.arange(7).repeat(2)[None]
+    output = model(row, position_ids=places)
+    torch.testing.assert_close(output.logits.view(2, 7, -1), model(x).logits)
+    assert CACHE not in output  # there is no one state to go on from
+    torch.testing.assert_close(model(row, position_ids=torch.arange(14)[None]).logits, model(row).logits)
+
+
+@pytest.mark.parametrize("more", [{}, {"return_flash_attn_kwargs": True}, {"return_seq_idx": True}], ids=str)
+def test_a_collator_that_puts_documents_into_a_row(more):
+    model, lengths = make("gla"), (5, 9, 3)
+    rows = [
+        torch.randint(VOCAB, (1, length), generator=torch.Generator().manual_seed(length))
+        for length in lengths
+    ]
+    collate = transformers.DataCollatorWithFlattening(**more)
+    loss = model(**collate([{"input_ids": row[0].tolist()} for row in rows])).loss
+    each = [model(row, labels=row).loss * (row.shape[1] - 1) for row in rows]
+    torch.testing.assert_close(loss, sum(each) / (sum(lengths) - 3))
+
+
+def test_nothing_is_left_out_of_account_in_silence():
+    model, x = make(), prompts()
+    for name in ("output_hidden_states", "output_attentions"):
+        with pytest.raises(ValueError, match=f"expected no {name}"):
+            model(x, **{name: True})
+    with pytest.raises(TypeError, match="'label'; did you mean 'labels'"):
+        model(x, label=x)
+    model(x, token_type_ids=torch.zeros_like(x), output_attentions=False)  # a tokenizer's; a default
+
+
+def test_embeddings_instead_of_tokens():
+    model, x = make(), prompts()
+    y = model.get_input_embeddings()(x)
+    assert torch.equal(model(inputs_embeds=y).logits, model(x).logits)
+    new = model.generate(inputs_embeds=y, max_new_tokens=9, **GREEDY)
+    assert torch.equal(new, model.generate(x, max_new_tokens=9, **GREEDY)[:, 7:])
+    with pytest.raises(ValueError, match="and not both"):
+        model(x, inputs_embeds=y)
+
+
 class TestClassifier:
     @each_pattern
     def test_it_reads_the_last_token_wherever_the_pads_are(self, mixer):
@@ -210,6 +276,16 @@ class TestClassifier:
         labels = torch.tensor([2, 0])
         loss = model(x, labels=labels).loss
         torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(wanted.float(), labels))
+
+    def test_numbers_and_several_labels_at_once(self):
+        x, number = prompts(), torch.tensor([0.5, 2.0]).double()
+        model = make("hgru", SeqzooForSequenceClassification, num_labels=1)
+        loss, logits = model(x, labels=number, return_dict=False)
+        torch.testing.assert_close(loss, ((logits[:, 0] - number) ** 2).mean(), check_dtype=False)
+        model, several = make("hgru", SeqzooForSequenceClassification, num_labels=3), torch.eye(3)[:2]
+        output = model(x, labels=several)
+        wanted = torch.nn.functional.binary_cross_entropy_with_logits(output.logits.float(), several)
+        torch.testing.assert_close(output.loss, wanted)
 
     def test_it_learns_digits(self, tmp_path):
         """Images of 8 × 8 pixels, 17 greys, as sequences of 64 tokens."""

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.nn import functional as F
 from torchtitan.components.loss import ChunkedLossWrapper
 from torchtitan.protocols.model import BaseModel
 
 import seqzoo
+
+from ..packs import document_starts
 
 WRAPPER = "_checkpoint_wrapped_module."  # what activation checkpointing puts into names
 DEGREES = (
@@ -106,10 +107,8 @@ class SeqzooModel(BaseModel):
         with torch.autocast(tokens.device.type, self.autocast, enabled=self.autocast is not None):
             if positions is None:
                 return self.model(tokens)[0]
-            first = torch.arange(tokens.shape[1], device=tokens.device) == 0
-            starts = ((positions == 0) | first).flatten().nonzero().flatten()
-            ends = F.pad(starts, (0, 1), value=tokens.numel())
-            logits, _ = self.model(tokens.reshape(1, -1), cu_seqlens=ends, max_seqlen=tokens.shape[1])
+            starts = document_starts(positions)
+            logits, _ = self.model(tokens.reshape(1, -1), cu_seqlens=starts, max_seqlen=tokens.shape[1])
             return logits.view(*tokens.shape, -1)
 
 

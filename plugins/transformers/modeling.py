@@ -1,6 +1,7 @@
 """A seqzoo.LanguageModel behind the interface of transformers."""
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,9 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils.generic import ModelOutput
 
+from seqzoo.errors import closest
+
+from ..packs import document_starts
 from .cache import StateCache
 from .configuration import SeqzooConfig
 
@@ -19,6 +23,10 @@ CACHE = (
     if "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
     else "past_key_values"
 )
+# what transformers may hand down that changes nothing here
+HARMLESS = {"token_type_ids", "cache_position", "num_items_in_batch", "return_dict"}
+# what a collator that puts documents into a row says again beside position_ids
+AGAIN = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 ALIGNMENT = 64  # bytes, of what torch allocates on a CPU
 
 
@@ -86,13 +94,39 @@ class SeqzooPreTrainedModel(PreTrainedModel):
         self.model.embedding = value
 
     def hidden(
-        self, input_ids: Tensor, attention_mask: Tensor | None, state: Any = None
+        self, x: Tensor, attention_mask: Tensor | None, positions: Tensor | None = None, state: Any = None
     ) -> tuple[Tensor, Any]:
-        """What the last block gives, [B, T, D], and the state."""
+        """What the last block gives of embeddings x [B, T, D], and the state, which documents in a row don't have."""
         backbone = self.model.backbone
         backbone.activation_checkpointing = self.gradient_checkpointing and self.training
-        mask = None if attention_mask is None else attention_mask[:, -input_ids.shape[1] :].bool()
-        return backbone(self.model.dropout(self.model.embedding(input_ids)), state, mask=mask)
+        x = self.model.dropout(x)
+        if attention_mask is not None:
+            return backbone(x, state, mask=attention_mask[:, -x.shape[1] :].bool())
+        if positions is None or state is not None:
+            return backbone(x, state)
+        starts = document_starts(positions.expand(x.shape[:2]))
+        if starts.shape[0] == x.shape[0] + 1:  # one a row
+            return backbone(x)
+        y, _ = backbone(x.reshape(1, -1, x.shape[-1]), cu_seqlens=starts, max_seqlen=x.shape[1])
+        return y.view_as(x), None
+
+    def embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        """[B, T, D]. ValueError unless there is one of the two."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError(f"{type(self).__name__}: expected input_ids or inputs_embeds, and not both.")
+        return self.model.embedding(input_ids) if inputs_embeds is None else inputs_embeds
+
+    def refuse(self, named: Mapping[str, Any]) -> None:
+        """ValueError or TypeError for an argument that would be left out of account."""
+        for name, value in named.items():
+            if name in HARMLESS or value is None or value is False:
+                continue
+            if name in ("output_hidden_states", "output_attentions"):
+                raise ValueError(f"{type(self).__name__}: expected no {name}, which it does not collect.")
+            known = list(inspect.signature(self.forward).parameters)
+            raise TypeError(
+                f"{type(self).__name__}: unexpected keyword argument {name!r}{closest(name, known)}"
+            )
 
 
 class SeqzooForCausalLM(SeqzooPreTrainedModel, GenerationMixin):
@@ -121,6 +155,8 @@ class SeqzooForCausalLM(SeqzooPreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         return_dict: bool | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         **named: Any,
     ) -> SeqzooOutput | tuple[Any, ...]:
         """Logits of the next token at every place.
@@ -132,24 +168,36 @@ class SeqzooForCausalLM(SeqzooPreTrainedModel, GenerationMixin):
             use_cache: return the cache, so that a call with later tokens goes on from it. It is changed then.
             logits_to_keep: only the last so many logits; 0 for all.
             return_dict: False for a tuple.
+            position_ids: [B, T]; without a mask and a cache a 0 starts a new document in its row, which knows nothing of what
+                is before. The order is known without.
+            inputs_embeds: [B, T, D], instead of input_ids.
+            named: the cache, as `cache` or `past_key_values`; others are an error.
 
         Raises:
-            ValueError: there are no input_ids.
+            ValueError, TypeError: not one of input_ids and inputs_embeds; an argument would be left out of account.
         """
-        if input_ids is None:
-            raise ValueError("SeqzooForCausalLM: expected input_ids.")
-        cache = named.pop(CACHE, None)
+        given = [named.pop(name, None) for name in ("cache", "past_key_values")]
+        cache = next((each for each in given if each is not None), None)
+        for name in AGAIN if position_ids is not None else ():
+            named.pop(name, None)
+        self.refuse(named)
+        if cache is not None and not isinstance(cache, StateCache):
+            raise TypeError(f"SeqzooForCausalLM: expected a StateCache, got {type(cache).__name__}.")
         use_cache = self.config.use_cache if use_cache is None else use_cache
-        if cache is None and use_cache and not self.training:
+        if cache is not None:
+            position_ids = None  # one text, which goes on
+        elif use_cache and not self.training:
             cache = StateCache()
-        columns = input_ids.shape[1]
-        if cache is not None and cache.state is not None and columns == 1 and not torch.is_grad_enabled():
-            logits = cache.step(self.model, input_ids[:, 0])[:, None]
-            cache.length += 1
+        if self._is_step(input_ids, attention_mask, cache):
+            logits = cache.step(self.model, input_ids[:, 0])[:, None]  # type: ignore[union-attr, index]
+            cache.length += 1  # type: ignore[union-attr]
         else:
-            y, state = self.hidden(input_ids, attention_mask, None if cache is None else cache.state)
-            if cache is not None:
-                cache.read(state, columns)
+            x = self.embed(input_ids, inputs_embeds)
+            y, state = self.hidden(x, attention_mask, position_ids, None if cache is None else cache.state)
+            if state is None:
+                cache = None  # of several documents in a row there is nothing to go on from
+            elif cache is not None:
+                cache.read(state, x.shape[1])
             logits = self.model.logits(y[:, -logits_to_keep:] if logits_to_keep else y)
         loss = None
         if labels is not None:
@@ -157,6 +205,14 @@ class SeqzooForCausalLM(SeqzooPreTrainedModel, GenerationMixin):
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kept)
         output = SeqzooOutput(loss=loss, logits=logits, **({CACHE: cache} if cache is not None else {}))
         return output.to_tuple() if return_dict is False else output
+
+    @staticmethod
+    def _is_step(input_ids: Tensor | None, attention_mask: Tensor | None, cache: StateCache | None) -> bool:
+        """Whether the cache can be written in place: one token in each row, and no gradient."""
+        if cache is None or cache.state is None or torch.is_grad_enabled():
+            return False
+        one = input_ids is not None and input_ids.shape[1] == 1
+        return one and (attention_mask is None or bool(attention_mask[:, -1].all()))
 
 
 class SeqzooForSequenceClassification(SeqzooPreTrainedModel):
@@ -169,18 +225,29 @@ class SeqzooForSequenceClassification(SeqzooPreTrainedModel):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        return_dict: bool | None = None,
         **named: Any,
-    ) -> SequenceClassifierOutput:
-        """Logits [B, num_labels] of input_ids [B, T]; with labels [B] the loss too."""
-        y, _ = self.hidden(input_ids, attention_mask)
-        here = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        place = torch.arange(input_ids.shape[1], device=input_ids.device)
+    ) -> SequenceClassifierOutput | tuple[Any, ...]:
+        """Logits [B, num_labels] of input_ids [B, T], or of inputs_embeds [B, T, D].
+
+        With labels the loss too: of classes [B], of several at once [B, num_labels], or of numbers [B] where num_labels is 1;
+        `config.problem_type` may say which.
+        """
+        self.refuse(named)
+        x = self.embed(input_ids, inputs_embeds)
+        y, _ = self.hidden(x, attention_mask)
+        here = torch.ones_like(x[..., 0]) if attention_mask is None else attention_mask
+        place = torch.arange(x.shape[1], device=x.device)
         last = (place * (here != 0)).argmax(1)
         logits = self.score(y[torch.arange(y.shape[0], device=y.device), last])
         loss = None
         if labels is not None:
-            loss = nn.functional.cross_entropy(logits.float(), labels)
-        return SequenceClassifierOutput(loss=loss, logits=logits)
+            loss = self.loss_function(
+                labels=labels, logits=logits, pooled_logits=logits.float(), config=self.config
+            )
+        output = SequenceClassifierOutput(loss=loss, logits=logits)
+        return output.to_tuple() if return_dict is False else output
