@@ -82,7 +82,7 @@ def columns():
     return torch.utils.data.DataLoader(Columns(), batch_size=None)
 
 
-@pytest.mark.parametrize("mixer", ["hgru", "attention", ["hgrn2", "attention"]], ids=str)
+@pytest.mark.parametrize("mixer", [*seqzoo.list_mixers(), ["hgrn2", "attention"]], ids=str)
 def test_states_go_on_from_batch_to_batch(mixer, tmp_path):
     torch.manual_seed(0)
     module, losses = SeqzooModule(mixer=mixer, lr=0.0, weight_decay=0.0, **SMALL).double(), []
@@ -117,10 +117,11 @@ class ColumnTask:
 
 
 @pytest.mark.parametrize("stop", [3, 6, 8])
-def test_carried_states_are_in_the_checkpoint(stop, tmp_path):
+@pytest.mark.parametrize("mixer", [["hgru", "attention"], ["fox_pro", "transformer_pro"]], ids=str)
+def test_carried_states_are_in_the_checkpoint(mixer, stop, tmp_path):
     def run(name, ckpt_path=None):
         torch.manual_seed(0)
-        module = SeqzooModule(mixer=["hgru", "attention"], dim=16, depth=2)
+        module = SeqzooModule(mixer=mixer, dim=16, depth=2)
         trainer(tmp_path / name, 12, every=stop, carry=True).fit(
             module, StepData(ColumnTask(), steps_per_epoch=6), ckpt_path=ckpt_path
         )
