@@ -1,6 +1,10 @@
 """seqzoo's models in Lightning: learning, going on to the same bits, states between batches, Fabric."""
 
+import os
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,10 +15,12 @@ from seqzoo.lab.tasks import create_task
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     lightning = pytest.importorskip("lightning")
+    import lightning_worker
     import torchmetrics
     from lightning.pytorch.callbacks import ModelCheckpoint
 
     from seqzoo_plugins.lightning import CarryState, SeqzooModule, StepData
+    from seqzoo_plugins.lightning.processes import share
 
 SMALL = {"dim": 16, "depth": 1}
 QUIET = {
@@ -130,6 +136,33 @@ def test_carried_states_are_in_the_checkpoint(mixer, stop, tmp_path):
     whole = run("one")
     resumed = run("two", str(tmp_path / "one" / f"step={stop}.ckpt"))
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
+
+
+def test_two_processes_share_batches_and_go_on_to_the_same_bits(text, tmp_path):
+    """Weights are those of one process; states of all rows and random numbers of both are in a checkpoint."""
+    worker = Path(__file__).parent / "lightning_worker.py"
+    options = f"-m torch.distributed.run --nproc-per-node 2 --standalone {worker} {text} {tmp_path}"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(worker.parent.parent)}
+    command = [sys.executable, *options.split()]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = torch.load(tmp_path / "found.pt")
+    weights, bits = lightning_worker.train(text, tmp_path / "one", 1, 0.0)
+    for name, value in weights.items():
+        torch.testing.assert_close(found["plain"][0][name], value)
+        assert torch.equal(found["resumed"][0][name], found["whole"][0][name]), name
+    torch.testing.assert_close(found["plain"][1], bits)
+    # one process goes on with all rows where two stopped
+    weights, _ = lightning_worker.train(text, tmp_path / "on", 1, 0.0, tmp_path / "plain" / "step=3.ckpt")
+    for name, value in weights.items():
+        torch.testing.assert_close(found["plain"][0][name], value)
+
+
+def test_rows_that_cannot_be_shared():
+    with pytest.raises(
+        ValueError, match="StepData: batch_size: expected rows that 2 processes can share, got 3"
+    ):
+        share(3, 0, 2, "StepData: batch_size")
 
 
 def test_other_rows_cannot_go_on():

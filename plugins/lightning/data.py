@@ -11,13 +11,17 @@ from torch.utils.data import DataLoader, IterableDataset
 from seqzoo.lab import Task
 from seqzoo.lab.tasks import create_task
 
+from .processes import share
+
 
 class StepData(lightning.LightningDataModule):
     """A task of the lab for Lightning, such as the text of a folder: each batch depends on its number alone.
 
+    Several processes share a batch, so a step is the same whatever their number; each validates on all of it.
+
     Args:
         task: its name, such as "text", or what `seqzoo.lab.tasks.create_task` made of it.
-        batch_size: sequences in a batch.
+        batch_size: sequences in a batch, of all processes together.
         steps_per_epoch: batches between two epochs' ends, where Lightning validates by default.
         seed: of the batches.
         options: of a task that was given by name; for "text" `data`, a file or a folder, and `seq_len`.
@@ -44,9 +48,9 @@ class StepData(lightning.LightningDataModule):
         return self._loader(_Steps(self))
 
     def val_dataloader(self) -> DataLoader[Any]:
-        return self._loader(list(self.task.valid_batches(self.batch_size)))
+        return self._loader(_Valid(self))
 
-    def _loader(self, batches: Any) -> DataLoader[Any]:
+    def _loader(self, batches: IterableDataset[tuple[Tensor, Tensor]]) -> DataLoader[Any]:
         # a generator of its own: a loader's first act is to draw a seed, which would move the model's random numbers
         return DataLoader(batches, batch_size=None, generator=torch.Generator())
 
@@ -59,6 +63,22 @@ class _Steps(IterableDataset[tuple[Tensor, Tensor]]):
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         data = self.data
-        first = data.trainer.fit_loop.epoch_loop.batch_progress.total.processed  # type: ignore[union-attr]
+        trainer: Any = data.trainer
+        first = trainer.fit_loop.epoch_loop.batch_progress.total.processed
+        mine = share(data.batch_size, trainer.global_rank, trainer.world_size, "StepData: batch_size")
         for step in range(first, (first // data.steps_per_epoch + 1) * data.steps_per_epoch):
-            yield data.task.train_batch(step, data.batch_size, data.seed)
+            inputs, targets = data.task.train_batch(step, data.batch_size, data.seed)
+            yield inputs[mine], targets[mine]
+
+
+class _Valid(IterableDataset[tuple[Tensor, Tensor]]):
+    """All validation batches. Iterable: of a list Lightning would give each process a part, some of it twice."""
+
+    def __init__(self, data: StepData) -> None:
+        self.batches = list(data.task.valid_batches(data.batch_size))
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(self.batches)

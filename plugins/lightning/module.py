@@ -12,6 +12,8 @@ from torch.nn import functional as F
 import seqzoo
 from seqzoo.lab.metrics import BitsPerByte
 
+from .processes import of_all
+
 Batch = Tensor | Sequence[Tensor]
 
 
@@ -99,12 +101,15 @@ class SeqzooModule(lightning.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["seqzoo_random"] = {"cpu": torch.get_rng_state()}
+        random = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
-            checkpoint["seqzoo_random"]["cuda"] = torch.cuda.get_rng_state(self.device)
+            random["cuda"] = torch.cuda.get_rng_state(self.device)
+        checkpoint["seqzoo_random"] = of_all(random)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.random = checkpoint.get("seqzoo_random")
+        every = checkpoint.get("seqzoo_random", [])
+        if self._trainer is not None and len(every) == self.trainer.world_size:
+            self.random = every[self.trainer.global_rank]
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         if self.random is None:
