@@ -30,7 +30,7 @@ from plugin_run import NEW, PROMPT, Run
 
 from seqzoo.lab.checkpoint import read_checkpoint
 
-MIXERS = ("hgrn2", "hgru", "gla", "lru", "attention", "hgrn2+attention")
+MIXERS = ("hgrn2", "hgru", "gla", "lru", "attention", "fox", "fox_pro", "hgrn2+attention")
 FORKS = multiprocessing.get_context("forkserver")  # a child starts with everything imported
 COMMON = ["plugin_loops", "torch._dynamo", "seqzoo.cli", "seqzoo.lab.metrics"]
 IMPORTS = {

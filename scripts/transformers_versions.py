@@ -1,4 +1,4 @@
-"""Run the tests of seqzoo_plugins.transformers beside each minor version of transformers that it is for.
+"""Run the tests of seqzoo_plugins.transformers, and of swapped models, beside each minor version of transformers.
 
     python scripts/transformers_versions.py [--versions 5.22,5.23]
 
@@ -27,7 +27,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             install = f"-m pip install --quiet --no-deps --target {folder} transformers=={version}.*"
             subprocess.run([sys.executable, *install.split()], check=True)
-            tests = "-m pytest -q -p no:cacheprovider tests/test_transformers_plugin.py"
+            files = "tests/test_transformers_plugin.py tests/test_swap_transformers.py"
+            tests = f"-m pytest -q -p no:cacheprovider {files}"
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, str(ROOT)])}
             done = subprocess.run(
                 [sys.executable, *tests.split()],

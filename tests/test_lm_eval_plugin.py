@@ -122,6 +122,40 @@ def test_the_harness_reports_what_direct_computation_gives(mixer, tasks):
     assert results["own_texts"]["bits_per_byte,none"] == pytest.approx(bits, rel=1e-5)
 
 
+def test_the_harness_own_way_to_a_model_of_transformers_says_the_same():
+    transformers = pytest.importorskip("transformers")
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    from seqzoo_plugins.transformers import SeqzooConfig, SeqzooForCausalLM
+
+    signs = {bytes([b]): pre_tokenizers.ByteLevel(False, use_regex=False) for b in range(128)}
+    vocab = {sign.pre_tokenize_str(byte.decode())[0][0]: byte[0] for byte, sign in signs.items()}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer, tokenizer.decoder = signs[b"a"], decoders.ByteLevel()
+    line_feed = next(sign for sign, token in vocab.items() if token == 10)
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=line_feed, pad_token=line_feed
+    )
+    model = SeqzooForCausalLM(SeqzooConfig(256, 16, 2, ["hgrn2", "fox_pro"])).eval()
+    torch.nn.init.normal_(model.model.embedding.weight)
+    lms = HFLM(pretrained=model, tokenizer=fast, batch_size=3, device="cpu"), SeqzooLM(model.model)
+
+    def ask(kind, *arguments):
+        asked = [Instance(kind, {}, args, i) for i, args in enumerate(arguments)]
+        return [getattr(lm, kind)(asked, disable_tqdm=True) for lm in lms]
+
+    pairs = [(q["text"], choice) for q in QUESTIONS for choice in q["choices"]]
+    for (theirs, greedy), (ours, likeliest) in zip(*ask("loglikelihood", *pairs), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5)
+        assert greedy == likeliest
+    theirs, ours = ask("loglikelihood_rolling", ("a text that is rolled",))
+    assert ours == pytest.approx(theirs, rel=1e-5)
+    theirs, ours = ask("generate_until", ("abc", {"until": [], "max_gen_toks": 5}))
+    assert ours == theirs
+
+
 def test_a_model_of_seqzoo_train(tmp_path, text):
     from seqzoo.lab.training import RunConfig, train_model
 
