@@ -185,6 +185,13 @@ def test_dtype_is_that_of_the_folder_or_the_one_asked_for(tmp_path):
         assert again(prompts()).logits.dtype == found
 
 
+def test_a_call_warns_of_no_old_name(monkeypatch):
+    said = []
+    monkeypatch.setattr(transformers.utils.generic.logger, "warning_once", said.append, raising=False)
+    make().generate(prompts(), max_new_tokens=2, **GREEDY)
+    assert not said
+
+
 def test_logits_to_keep_and_tuples():
     model, x = make(), prompts()
     torch.testing.assert_close(model(x, logits_to_keep=2).logits, model(x).logits[:, -2:])

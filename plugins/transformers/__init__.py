@@ -12,13 +12,12 @@ import transformers
 
 from .cache import StateCache
 from .configuration import SeqzooConfig
-from .modeling import SeqzooForCausalLM, SeqzooForSequenceClassification, SeqzooOutput
+from .modeling import SeqzooForCausalLM, SeqzooForSequenceClassification
 
 __all__ = [
     "SeqzooConfig",
     "SeqzooForCausalLM",
     "SeqzooForSequenceClassification",
-    "SeqzooOutput",
     "StateCache",
 ]
 

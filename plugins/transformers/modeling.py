@@ -2,14 +2,12 @@
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
-from transformers.modeling_outputs import SequenceClassifierOutput
-from transformers.utils.generic import ModelOutput
+from transformers.modeling_outputs import CausalLMOutputWithPast, SequenceClassifierOutput
 
 from seqzoo.errors import closest
 
@@ -28,16 +26,6 @@ HARMLESS = {"token_type_ids", "cache_position", "num_items_in_batch", "return_di
 # what a collator that puts documents into a row says again beside position_ids
 AGAIN = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 ALIGNMENT = 64  # bytes, of what torch allocates on a CPU
-
-
-@dataclass
-class SeqzooOutput(ModelOutput):
-    """loss, logits [B, T, vocab_size], and the StateCache, by the name that the installed transformers uses."""
-
-    loss: Tensor | None = None
-    logits: Tensor | None = None
-    cache: StateCache | None = None
-    past_key_values: StateCache | None = None
 
 
 def _align(model: nn.Module) -> None:
@@ -158,7 +146,7 @@ class SeqzooForCausalLM(SeqzooPreTrainedModel, GenerationMixin):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         **named: Any,
-    ) -> SeqzooOutput | tuple[Any, ...]:
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Logits of the next token at every place.
 
         Args:
@@ -203,7 +191,8 @@ class SeqzooForCausalLM(SeqzooPreTrainedModel, GenerationMixin):
         if labels is not None:
             kept = {k: v for k, v in named.items() if k == "num_items_in_batch"}
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kept)
-        output = SeqzooOutput(loss=loss, logits=logits, **({CACHE: cache} if cache is not None else {}))
+        named = {} if cache is None else {CACHE: cache}
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, **named)
         return output.to_tuple() if return_dict is False else output
 
     @staticmethod
