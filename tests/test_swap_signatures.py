@@ -81,6 +81,37 @@ class OwnMultihead(nn.MultiheadAttention):
         return super().forward(query, key, value)
 
 
+class TensorMultihead(nn.MultiheadAttention):
+    def forward(self, query, key, value):
+        y, _ = super().forward(query, key, value)
+        return y
+
+
+class NoMaskMultihead(nn.MultiheadAttention):
+    def forward(self, query, key, value, is_causal=True):
+        return super().forward(query, key, value)
+
+
+class Below(Weights):
+    def forward(self, x, mask=None):
+        return super().forward(x * 2, mask)
+
+
+class Lambda(Attention):
+    forward = lambda self, x: self.proj(x) if len(  # noqa: E731
+        "a forward whose source is no statement of its own"
+    ) else x  # fmt: skip
+
+
+class FurtherBelow(Below):
+    pass
+
+
+class FarBelow(FurtherBelow):
+    def forward(self, x, mask=None):
+        return super().forward(x, mask)
+
+
 def swapped(module, name="attn", **options):
     model = nn.ModuleDict({name: module})
     return model[name], swap_mixers(model, type(module), **options), model[name]
@@ -104,6 +135,11 @@ CALLS = {  # the module, how it is called, and how many things it returns
     "a mask of ones and zeros": (Masked, lambda m: m(x(), lower().long(), None), None),
     "query, key and value": (Triple, lambda m: (lambda t: m(t, t, value=t))(x()), None),
     "what another module returns": (Around, lambda m: m(x()), 2),
+    "what the class above returns": (FarBelow, lambda m: m(x()), 2),
+    "no function of its own": (Lambda, lambda m: m(x()), None),
+    "multi-head attention of its own": (
+        lambda: NoMaskMultihead(DIM, 2, batch_first=True), lambda m: (lambda t: m(t, t, t, is_causal=True))(x()), 2,
+    ),
 }  # fmt: skip
 
 
@@ -130,6 +166,9 @@ LEFT = {
     "unreadable": (Concatenated, "what its forward returns can't be told from its source"),
     "its own multi-head attention": (
         lambda: OwnMultihead(DIM, 2), "its forward needs rotations, which a mixer can't take into account",
+    ),
+    "a tensor where a pair is due": (
+        lambda: TensorMultihead(DIM, 2), "its forward does not return a pair, as that of nn.MultiheadAttention does",
     ),
     "no input": (Nothing, "its forward takes no tensor by place"),
 }  # fmt: skip

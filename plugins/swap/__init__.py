@@ -7,7 +7,6 @@ swap.undo()
 """
 
 import fnmatch
-import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -32,6 +31,7 @@ from .hidden_states import (
     is_called_as_in_transformers,
     is_transformers_attention,
 )
+from .signatures import parameters
 
 Match = type[nn.Module] | tuple[type[nn.Module], ...] | str | Callable[[str, nn.Module], bool]
 WIDTHS = ("embed_dim", "n_embd", "hidden_size", "d_model", "dim")  # what modules call their width
@@ -189,7 +189,7 @@ def _why_not(name: str, parent: nn.Module | None, module: nn.Module, causal: boo
         return "it is the model itself: put it into another module first"
     if isinstance(module, nn.MultiheadAttention) and not module._qkv_same_embed_dim:
         return f"its keys and values have other widths, {module.kdim} and {module.vdim}, than its queries, {module.embed_dim}"
-    if CROSS.search(name) and len(inspect.signature(module.forward).parameters) > 1:
+    if CROSS.search(name) and len(parameters(module)) > 1:
         return CROSS_ATTENTION
     kind = _kind(module)
     if kind is HiddenStatesAdapter and (inner := inner_attention(module)):

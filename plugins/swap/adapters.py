@@ -158,6 +158,13 @@ class MultiheadAdapter(Adapter):
     _qkv_same_embed_dim = False
     in_proj_bias = None
 
+    @classmethod
+    def why_not(cls, old: nn.Module) -> str | None:
+        returns = Signature.of(old).returns
+        if returns is None or len(returns) != 2:
+            return "its forward does not return a pair, as that of nn.MultiheadAttention does"
+        return super().why_not(old)
+
     def __init__(self, mixer: Any, old: nn.MultiheadAttention) -> None:
         super().__init__(mixer, old)
         self.batch_first, self.embed_dim, self.num_heads = old.batch_first, old.embed_dim, old.num_heads

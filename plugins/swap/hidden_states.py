@@ -1,12 +1,12 @@
 """Attention as transformers calls it: hidden_states, a mask that may hold pads, a cache."""
 
-import inspect
 from typing import Any
 
 from torch import Tensor, nn
 
 from .adapters import POSITIONS, Adapter
 from .masks import tokens_of
+from .signatures import parameters
 
 FIRST = ("hidden_states", "hidden_state")
 CACHES = ("cache", "past_key_values", "past_key_value", "layer_past")
@@ -15,7 +15,7 @@ HARMLESS = {"use_cache", "output_hidden_states", "return_dict", "num_items_in_ba
 
 def is_called_as_in_transformers(module: nn.Module) -> bool:
     """Whether its forward begins with hidden_states, as attention of transformers does, and models of its kind."""
-    return next(iter(inspect.signature(module.forward).parameters), None) in FIRST
+    return any(parameter.name in FIRST for parameter in parameters(module)[:1])
 
 
 def is_transformers_attention(module: nn.Module) -> bool:
