@@ -214,6 +214,15 @@ def test_a_name_tells_cross_attention_only_where_another_sequence_could_come():
     assert swapped(told)[1].left[0][1].startswith("it is cross-attention")
 
 
+def test_nothing_is_changed_where_something_is_wrong():
+    model = nn.ModuleList([Weights(), Weights()])
+    model[1].n_embd = 18  # no width of a mixer
+    before = list(model)
+    with pytest.raises(ValueError, match="multiple of 4"):
+        swap_mixers(model, Weights)
+    assert list(model) == before
+
+
 def test_what_a_module_says_of_its_direction():
     module = Weights()
     module.is_causal = False
