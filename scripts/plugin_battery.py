@@ -16,7 +16,6 @@ import platform
 import signal
 import sys
 import tempfile
-import time
 import warnings
 from dataclasses import replace
 from importlib import metadata
@@ -92,7 +91,6 @@ def complete(framework: str, run: Run) -> dict[str, Any]:
 
 def row(framework: str, mixer: str, folder: Path, text: str, steps: int) -> dict[str, Any]:
     """What a framework does with a mixer. The kill comes after two thirds of the steps, between two checkpoints."""
-    begin = time.perf_counter()
     whole, killed = (Run(tuple(mixer.split("+")), folder / name, text, steps) for name in ("whole", "killed"))
     expected = complete(framework, whole)
     codes = finish(start(framework, replace(killed, kill_at=2 * steps // 3)))
@@ -115,7 +113,6 @@ def row(framework: str, mixer: str, folder: Path, text: str, steps: int) -> dict
         "same_loss": resumed["loss"] == expected["loss"],
         "same_weights": all(torch.equal(first[name], second[name]) for name in first),
         "same_text": (folder / "generated").read_bytes() == PROMPT + bytes(expected["text"]),
-        "seconds": round(time.perf_counter() - begin, 1),
     }
 
 
