@@ -72,6 +72,24 @@ def test_it_goes_on_to_the_same_bits(stop, task, tmp_path):
         assert torch.equal(resumed[name], value), name
 
 
+def test_it_goes_on_to_the_same_bits_in_float64(task, tmp_path):
+    """Lightning loads into a module of float32 and makes it one of float64 then."""
+
+    def run(name, ckpt_path=None):
+        torch.manual_seed(0)
+        module = SeqzooModule(mixer="gla", **SMALL)
+        keep = ModelCheckpoint(tmp_path / name, every_n_train_steps=3, save_top_k=-1, filename="{step}")
+        lightning.Trainer(max_steps=6, callbacks=[keep], precision="64-true", **QUIET).fit(
+            module, StepData(task, steps_per_epoch=6), ckpt_path=ckpt_path
+        )
+        return module
+
+    whole, resumed = run("one"), run("two", str(tmp_path / "one" / "step=3.ckpt"))
+    assert whole.model.embedding.weight.dtype == torch.float64
+    for name, value in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], value), name
+
+
 class Columns(torch.utils.data.Dataset):
     """A text of 4 rows cut into pieces of 8 tokens, each row going on from piece to piece."""
 

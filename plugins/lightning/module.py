@@ -107,6 +107,13 @@ class SeqzooModule(lightning.LightningModule):
         checkpoint["seqzoo_random"] = of_all(random)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        saved = checkpoint["state_dict"]
+        for (
+            name,
+            parameter,
+        ) in self.named_parameters():  # Lightning loads before it brings a module to its precision
+            if name in saved:
+                parameter.data = parameter.data.to(saved[name].dtype)
         every = checkpoint.get("seqzoo_random", [])
         if self._trainer is not None and len(every) == self.trainer.world_size:
             self.random = every[self.trainer.global_rank]
