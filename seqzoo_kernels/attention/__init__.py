@@ -20,8 +20,14 @@ from .cache import (
     tokens_held,
 )
 
-BACKENDS = {"sdpa": sdpa, "torch": eager, "reference": reference}
+BACKENDS = {
+    "sdpa": sdpa,
+    "triton": dispatch.Later(f"{__name__}.triton"),
+    "torch": eager,
+    "reference": reference,
+}
 DEFAULT_CHUNK_SIZE = 128
+WIDEST_HEAD = 256  # of the Triton kernels
 __all__ = ["AttentionState", "DecayAttentionState", "State", "attention", "reserve"]
 
 
@@ -39,6 +45,7 @@ def attention(
     mode: str = "auto",
     backend: str = "auto",
     chunk_size: int | None = None,
+    prune: float | None = None,
     donate: bool = False,
 ) -> tuple[Tensor, State]:
     """Causal softmax attention, its cache the state; with `log_decay` forgetting attention.
@@ -59,10 +66,13 @@ def attention(
         max_seqlen: a bound on the longest sequence of the pack, known to the host: rows of that size are made.
         mode: "parallel" (all queries at once: memory T^2), "chunked" (blocks of queries), "recurrent" (query by query), or
             "auto". All have the same gradient.
-        backend: "sdpa" (torch's own, where it computes the same), "torch", "reference" (plain, whatever
-            the mode), or "auto", the first of them that serves the call. With scores of size s >> 1, the gradients of
-            "sdpa" err by about s eps of the terms they sum, those of "torch" by much less.
+        backend: "sdpa" (torch's own, where it computes the same), "triton" (on a GPU, not in float64), "torch", "reference"
+            (plain, whatever the mode), or "auto", the first of them that serves the call. With scores of size s >> 1, the
+            gradients of "sdpa" and "triton" err by about s eps of the terms they sum, those of "torch" by much less.
         chunk_size: queries a block in the chunked mode.
+        prune: what the keys that a query may leave out weigh together, at most, of a total of 1: "triton" skips blocks of keys
+            that the decay has made so light, whatever the scores; a backend that computes all of them is as right. None by
+            default: nothing is left out.
         donate: T = 1 without a pack: write the token into `initial_state`, which is consumed, at no copy of the cache.
 
     Returns:
@@ -78,6 +88,8 @@ def attention(
     check(q, k, v, log_decay, window, initial_state, cu_seqlens)
     checks.check_mode("attention", mode)
     checks.check_count("attention", "chunk_size", chunk_size)
+    if prune is not None and not 0 < prune < 1:
+        raise ValueError(f"attention: expected prune to lie between 0 and 1, got {prune}.")
     q, k, v = checks.autocast(q, k, v)
     scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
     batch, length = q.shape[:2]
@@ -104,7 +116,7 @@ def attention(
     # a traced graph serves any T, so it can't depend on whether this one is longer than the window
     narrow = window and (torch.compiler.is_compiling() or window < q.shape[1])
     whole = cu_seqlens is None and not state.k.shape[1] and not narrow
-    name = _pick(backend, q, k, log_decay, bias, mode, whole)
+    name = _pick(backend, q, keys, values, log_decay, bias, mode, whole)
     block = {
         "auto": 0,
         "parallel": max(q.shape[1], 1),
@@ -112,23 +124,41 @@ def attention(
         "recurrent": 1,
     }[mode]
     args = (q, keys, values, log_decay, bias, position, key_position, scale, window or 0)
-    out = _run(name, args, block, whole)
+    out = _run(name, args, block, prune or 0.0, whole)
     return (
         out if tokens is None else repack(out, tokens),
         extend(state, k, v, added, log_decay, window or 0),
     )
 
 
-def _pick(backend, q, k, log_decay, bias, mode, whole) -> str:  # type: ignore[no-untyped-def]
-    return dispatch.pick(
-        "attention", backend, BACKENDS, {"sdpa": sdpa.refusal(q, k, log_decay, bias, mode, whole)}
+def _pick(backend, q, k, v, log_decay, bias, mode, whole) -> str:  # type: ignore[no-untyped-def]
+    learning = torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (q, k, v, log_decay, bias)
     )
+    refusals = {
+        "sdpa": sdpa.refusal(q, log_decay, mode, whole, learning),
+        "triton": _no_triton(q, v, mode, learning),
+    }
+    return dispatch.pick("attention", backend, BACKENDS, refusals)
 
 
-def _run(name: str, args: Any, block: int, whole: bool) -> Tensor:
+def _no_triton(q: Tensor, v: Tensor, mode: str, learning: bool) -> str | None:
+    """Why the Triton kernels can't serve a call, or None."""
+    if mode == "recurrent":
+        return "it has no mode 'recurrent': it takes blocks of queries"
+    if q.dtype == torch.float64:
+        return "its accumulators are float32, and q is float64"
+    if max(q.shape[-1], v.shape[-1]) > WIDEST_HEAD:
+        return f"its heads have a size of at most {WIDEST_HEAD}, got {q.shape[-1]} and {v.shape[-1]}"
+    if q.shape[1] == 1 and learning:  # with one key the gradient of q is exactly 0, which a fused kernel's is not
+        return "a step's gradients are exact elsewhere"
+    return dispatch.no_triton(q)
+
+
+def _run(name: str, args: Any, block: int, prune: float, whole: bool) -> Tensor:
     if name == "sdpa":
         return sdpa.forward(whole, *args)
-    return reference.forward(*args)[0] if name == "reference" else _op(*args, block, name)[0]
+    return reference.forward(*args)[0] if name == "reference" else _op(*args, block, prune, name)[0]
 
 
 def _decode(q, k, v, log_decay, scale, window, state, cu_seqlens, backend):  # type: ignore[no-untyped-def]
@@ -143,11 +173,11 @@ def _decode(q, k, v, log_decay, scale, window, state, cu_seqlens, backend):  # t
         fewest, most = (min(count + 1, slots) for count in held)
     keys, values = state.k[:, :most].to(q.dtype), state.v[:, :most].to(v.dtype)
     bias = state.bias[:, :most] if isinstance(state, DecayAttentionState) else None
-    name = _pick(backend, q, keys, None, bias, "auto", False)
+    name = _pick(backend, q, keys, values, None, bias, "auto", False)
     if name == "sdpa" and held is not None and fewest == most and bias is None:
         return sdpa.attend(q, keys, values, scale), state  # each key is seen
     cached = slot_positions(state.length, most, window)
-    return _run(name, (q, keys, values, None, bias, position, cached, scale, window), 1, False), state
+    return _run(name, (q, keys, values, None, bias, position, cached, scale, window), 1, 0.0, False), state
 
 
 def empty_state(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> State:
@@ -196,8 +226,11 @@ def check(
         raise ValueError(f"{op}: expected initial_state of at most window={window} slots, got {slots}.")
 
 
-def _fake(q, k, v, log_decay, bias, query_position, key_position, scale, window, block):  # type: ignore[no-untyped-def]
-    return (v.new_empty(*q.shape[:3], v.shape[3]),)
+def _fake(q, k, v, log_decay, bias, query_position, key_position, scale, window, block, prune):  # type: ignore[no-untyped-def]
+    batch, length, heads, _ = q.shape
+    return v.new_empty(batch, length, heads, v.shape[3]), q.new_empty(
+        batch, heads, length, dtype=torch.float32
+    )
 
 
 _op = TorchOp(
@@ -211,8 +244,8 @@ _op = TorchOp(
         "Tensor query_position",
         "Tensor key_position",
     ),
-    options=("float scale", "int window", "SymInt block"),
-    outputs=1,
+    options=("float scale", "int window", "SymInt block", "float prune"),
+    outputs=2,  # the second is what "triton" keeps for its backward pass: log2 of the sum of each query's weights
     backends=BACKENDS,
     fake=_fake,
     plain=reference.forward,

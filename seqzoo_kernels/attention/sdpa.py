@@ -10,17 +10,12 @@ from torch.nn import functional as F
 from .reference import total_bias, visible_keys
 
 
-def refusal(
-    q: Tensor, k: Tensor, log_decay: Tensor | None, bias: Tensor | None, mode: str, whole: bool
-) -> str | None:
+def refusal(q: Tensor, log_decay: Tensor | None, mode: str, whole: bool, learning: bool) -> str | None:
     """Why it can't serve a call, or None. `whole`: the keys are those of this pass, all of them visible to later queries."""
     if mode != "auto":
         return f"it has no mode {mode!r}, only 'auto'"
     if q.dtype == torch.float64:
         return "it has no second derivative, which float64 inputs are for"
-    learning = torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (q, k, log_decay, bias)
-    )
     if q.shape[1] == 1:  # with one key the gradient of q is exactly 0, which a fused kernel's is not
         return "a step's gradients are exact elsewhere" if learning else None
     if whole and log_decay is None:
