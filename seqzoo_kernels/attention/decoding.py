@@ -79,8 +79,8 @@ def part_kernel(
         see = (position >= 0) & (position <= now)
         if HAS_WINDOW:
             see = see & (now - position < window)
-        k = load_rows(k_ptr + b * k_b + g * k_h + j0.to(tl.int64) * k_t, k_t, tile, see, K, BK, True)
-        v = load_rows(v_ptr + b * v_b + g * v_h + j0.to(tl.int64) * v_t, v_t, tile, see, V, BV, True)
+        k = load_rows(k_ptr + b * k_b + g * k_h + tl.cast(j0, tl.int64) * k_t, k_t, tile, see, K, BK, True)
+        v = load_rows(v_ptr + b * v_b + g * v_h + tl.cast(j0, tl.int64) * v_t, v_t, tile, see, V, BV, True)
         x = tl.dot(q, k.T, input_precision=PRECISION) * scale
         if HAS_BIAS:
             at = bias_ptr + (b * S + j)[None, :] * H + h[:, None]

@@ -37,7 +37,7 @@ def product_kernel(
     place = tl.arange(0, BO)
     below = i0 + place < tl.load(added_ptr + b)
     out = load_rows(out_ptr + ((b * T + i0) * H + h) * V, H * V, place, below, V, BV, True)
-    do = load_rows(do_ptr + b * do_b + h * do_h + i0.to(tl.int64) * do_t, do_t, place, below, V, BV, True)
+    do = load_rows(do_ptr + b * do_b + h * do_h + tl.cast(i0, tl.int64) * do_t, do_t, place, below, V, BV, True)
     delta = tl.sum(out.to(tl.float32) * do.to(tl.float32), 1)
     tl.store(delta_ptr + row * T + i0 + place, delta, mask=i0 + place < T)
 
@@ -112,14 +112,14 @@ def query_kernel(
     b, h = row // H, row % H
     k_ptr += b * k_b + h // R * k_h
     v_ptr += b * v_b + h // R * v_h
-    new_k, new_v = k_ptr + older.to(tl.int64) * k_t, v_ptr + older.to(tl.int64) * v_t
+    new_k, new_v = k_ptr + tl.cast(older, tl.int64) * k_t, v_ptr + tl.cast(older, tl.int64) * v_t
     added = tl.load(added_ptr + b)
     i0 = block * BO
     place, tile = tl.arange(0, BO), tl.arange(0, BI)
     i = i0 + place
     alive = i < added
-    q = load_rows(q_ptr + b * q_b + h * q_h + i0.to(tl.int64) * q_t, q_t, place, alive, K, BK, True)
-    do = load_rows(do_ptr + b * do_b + h * do_h + i0.to(tl.int64) * do_t, do_t, place, alive, V, BV, True)
+    q = load_rows(q_ptr + b * q_b + h * q_h + tl.cast(i0, tl.int64) * q_t, q_t, place, alive, K, BK, True)
+    do = load_rows(do_ptr + b * do_b + h * do_h + tl.cast(i0, tl.int64) * do_t, do_t, place, alive, V, BV, True)
     lse = tl.load(lse_ptr + row * T + i, mask=alive, other=float("inf"))
     delta = tl.load(delta_ptr + row * T + i, mask=alive, other=0.0)
     dq = tl.zeros([BO, BK], tl.float32)
@@ -138,8 +138,8 @@ def query_kernel(
     for n in range(BO // BI):  # the block itself
         j0 = i0 + BO - BI - n * BI
         j = j0 + tile
-        k = load_rows(new_k + j0.to(tl.int64) * k_t, k_t, tile, j < added, K, BK, True)
-        v = load_rows(new_v + j0.to(tl.int64) * v_t, v_t, tile, j < added, V, BV, True)
+        k = load_rows(new_k + tl.cast(j0, tl.int64) * k_t, k_t, tile, j < added, K, BK, True)
+        v = load_rows(new_v + tl.cast(j0, tl.int64) * v_t, v_t, tile, j < added, V, BV, True)
         x = tl.dot(q, k.T, input_precision=PRECISION) * scale
         x = in_block(
             x, i, j, window, high, low, closed, decay + j, high_ptr, low_ptr, closed_ptr, HAS_DECAY, HAS_WINDOW
@@ -149,8 +149,8 @@ def query_kernel(
     between = tl.zeros([], tl.float64)
     for n in range(whole):  # what all see
         j0 = i0 - BI - n * BI
-        k = load_rows(new_k + j0.to(tl.int64) * k_t, k_t, tile, tile, K, BK, False)
-        v = load_rows(new_v + j0.to(tl.int64) * v_t, v_t, tile, tile, V, BV, False)
+        k = load_rows(new_k + tl.cast(j0, tl.int64) * k_t, k_t, tile, tile, K, BK, False)
+        v = load_rows(new_v + tl.cast(j0, tl.int64) * v_t, v_t, tile, tile, V, BV, False)
         x = tl.dot(q, k.T, input_precision=PRECISION) * scale
         if HAS_DECAY:
             x += (tl.load(inner_ptr + decay + j0 + tile) + between.to(tl.float32))[None, :]
@@ -160,8 +160,8 @@ def query_kernel(
     if HAS_WINDOW:
         for n in range(whole, some):  # what the window cuts
             j0 = i0 - BI - n * BI
-            k = load_rows(new_k + j0.to(tl.int64) * k_t, k_t, tile, tile, K, BK, False)
-            v = load_rows(new_v + j0.to(tl.int64) * v_t, v_t, tile, tile, V, BV, False)
+            k = load_rows(new_k + tl.cast(j0, tl.int64) * k_t, k_t, tile, tile, K, BK, False)
+            v = load_rows(new_v + tl.cast(j0, tl.int64) * v_t, v_t, tile, tile, V, BV, False)
             x = tl.dot(q, k.T, input_precision=PRECISION) * scale
             if HAS_DECAY:
                 x += (tl.load(inner_ptr + decay + j0 + tile) + between.to(tl.float32))[None, :]
@@ -176,8 +176,8 @@ def query_kernel(
         for j0 in range(0, slots, BI):  # the cache
             j = j0 + tile
             position = tl.load(position_ptr + b * (older + T) + j, mask=j < older, other=-1)
-            k = load_rows(k_ptr + j0.to(tl.int64) * k_t, k_t, tile, position >= 0, K, BK, True)
-            v = load_rows(v_ptr + j0.to(tl.int64) * v_t, v_t, tile, position >= 0, V, BV, True)
+            k = load_rows(k_ptr + tl.cast(j0, tl.int64) * k_t, k_t, tile, position >= 0, K, BK, True)
+            v = load_rows(v_ptr + tl.cast(j0, tl.int64) * v_t, v_t, tile, position >= 0, V, BV, True)
             x = tl.dot(q, k.T, input_precision=PRECISION) * scale
             if HAS_BIAS:
                 bias = tl.load(bias_ptr + (b * (older + T) + j) * H + h, mask=j < older, other=0.0)
@@ -278,7 +278,7 @@ def key_kernel(
     if OLDER:
         position = tl.load(position_ptr + b * (older + T) + j, mask=j < older, other=-1)
         live, end = position >= 0, older
-        slot0 = j0.to(tl.int64)
+        slot0 = tl.cast(j0, tl.int64)
     else:
         live, end = j < added, T
         slot0 = (older + j0).to(tl.int64)
@@ -310,8 +310,8 @@ def key_kernel(
             for n in range(stop):  # the block itself
                 i0 = j0 + n * BI
                 i = i0 + tile
-                q = load_rows(q_head + i0.to(tl.int64) * q_t, q_t, tile, i < added, K, BK, True)
-                do = load_rows(do_head + i0.to(tl.int64) * do_t, do_t, tile, i < added, V, BV, True)
+                q = load_rows(q_head + tl.cast(i0, tl.int64) * q_t, q_t, tile, i < added, K, BK, True)
+                do = load_rows(do_head + tl.cast(i0, tl.int64) * do_t, do_t, tile, i < added, V, BV, True)
                 lse = tl.load(lse_ptr + head * T + i, mask=i < added, other=float("inf"))
                 delta = tl.load(delta_ptr + head * T + i, mask=i < added, other=0.0)
                 x = tl.dot(k, q.T, input_precision=PRECISION) * scale
@@ -344,8 +344,8 @@ def key_kernel(
             for n in range(full):
                 i0 = begin + n * BI
                 i = i0 + tile
-                q = load_rows(q_head + i0.to(tl.int64) * q_t, q_t, tile, tile, K, BK, False)
-                do = load_rows(do_head + i0.to(tl.int64) * do_t, do_t, tile, tile, V, BV, False)
+                q = load_rows(q_head + tl.cast(i0, tl.int64) * q_t, q_t, tile, tile, K, BK, False)
+                do = load_rows(do_head + tl.cast(i0, tl.int64) * do_t, do_t, tile, tile, V, BV, False)
                 shift = -tl.load(lse_ptr + head * T + i)
                 delta = tl.load(delta_ptr + head * T + i)
                 x = tl.dot(k, q.T, input_precision=PRECISION) * scale
@@ -357,8 +357,8 @@ def key_kernel(
         for n in range(full, last):
             i0 = begin + n * BI
             i = i0 + tile
-            q = load_rows(q_head + i0.to(tl.int64) * q_t, q_t, tile, i < added, K, BK, True)
-            do = load_rows(do_head + i0.to(tl.int64) * do_t, do_t, tile, i < added, V, BV, True)
+            q = load_rows(q_head + tl.cast(i0, tl.int64) * q_t, q_t, tile, i < added, K, BK, True)
+            do = load_rows(do_head + tl.cast(i0, tl.int64) * do_t, do_t, tile, i < added, V, BV, True)
             shift = -tl.load(lse_ptr + head * T + i, mask=i < added, other=float("inf"))
             delta = tl.load(delta_ptr + head * T + i, mask=i < added, other=0.0)
             x = tl.dot(k, q.T, input_precision=PRECISION) * scale

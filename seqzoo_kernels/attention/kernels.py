@@ -188,12 +188,12 @@ def forward_kernel(
     b, h = row // H, row % H
     k_ptr += b * k_b + h // R * k_h
     v_ptr += b * v_b + h // R * v_h
-    new_k, new_v = k_ptr + older.to(tl.int64) * k_t, v_ptr + older.to(tl.int64) * v_t
+    new_k, new_v = k_ptr + tl.cast(older, tl.int64) * k_t, v_ptr + tl.cast(older, tl.int64) * v_t
     added = tl.load(added_ptr + b)
     i0 = block * BO
     place, tile = tl.arange(0, BO), tl.arange(0, BI)
     i = i0 + place
-    q_block = q_ptr + b * q_b + h * q_h + i0.to(tl.int64) * q_t
+    q_block = q_ptr + b * q_b + h * q_h + tl.cast(i0, tl.int64) * q_t
     q = load_rows(q_block, q_t, place, i < added, K, BK, True)
     m = tl.full([BO], float("-inf"), tl.float32)
     total = tl.zeros([BO], tl.float32)
@@ -213,8 +213,8 @@ def forward_kernel(
     for n in range(BO // BI):  # the block itself
         j0 = i0 + BO - BI - n * BI
         j = j0 + tile
-        k = load_rows(new_k + j0.to(tl.int64) * k_t, k_t, tile, j < added, K, BK, True)
-        v = load_rows(new_v + j0.to(tl.int64) * v_t, v_t, tile, j < added, V, BV, True)
+        k = load_rows(new_k + tl.cast(j0, tl.int64) * k_t, k_t, tile, j < added, K, BK, True)
+        v = load_rows(new_v + tl.cast(j0, tl.int64) * v_t, v_t, tile, j < added, V, BV, True)
         x = tl.dot(q, k.T, input_precision=PRECISION) * scale
         x = in_block(
             x, i, j, window, high, low, closed, decay + j, high_ptr, low_ptr, closed_ptr, HAS_DECAY, HAS_WINDOW
@@ -224,8 +224,8 @@ def forward_kernel(
     between = tl.zeros([], tl.float64)
     for n in range(whole):  # what all see
         j0 = i0 - BI - n * BI
-        k = load_rows(new_k + j0.to(tl.int64) * k_t, k_t, tile, tile, K, BK, False)
-        v = load_rows(new_v + j0.to(tl.int64) * v_t, v_t, tile, tile, V, BV, False)
+        k = load_rows(new_k + tl.cast(j0, tl.int64) * k_t, k_t, tile, tile, K, BK, False)
+        v = load_rows(new_v + tl.cast(j0, tl.int64) * v_t, v_t, tile, tile, V, BV, False)
         x = tl.dot(q, k.T, input_precision=PRECISION) * scale
         if HAS_DECAY:
             x += (tl.load(inner_ptr + decay + j0 + tile) + between.to(tl.float32))[None, :]
@@ -235,8 +235,8 @@ def forward_kernel(
     if HAS_WINDOW:
         for n in range(whole, some):  # what the window cuts
             j0 = i0 - BI - n * BI
-            k = load_rows(new_k + j0.to(tl.int64) * k_t, k_t, tile, tile, K, BK, False)
-            v = load_rows(new_v + j0.to(tl.int64) * v_t, v_t, tile, tile, V, BV, False)
+            k = load_rows(new_k + tl.cast(j0, tl.int64) * k_t, k_t, tile, tile, K, BK, False)
+            v = load_rows(new_v + tl.cast(j0, tl.int64) * v_t, v_t, tile, tile, V, BV, False)
             x = tl.dot(q, k.T, input_precision=PRECISION) * scale
             if HAS_DECAY:
                 x += (tl.load(inner_ptr + decay + j0 + tile) + between.to(tl.float32))[None, :]
@@ -251,8 +251,8 @@ def forward_kernel(
         for j0 in range(0, slots, BI):  # the cache
             j = j0 + tile
             position = tl.load(position_ptr + b * (older + T) + j, mask=j < older, other=-1)
-            k = load_rows(k_ptr + j0.to(tl.int64) * k_t, k_t, tile, position >= 0, K, BK, True)
-            v = load_rows(v_ptr + j0.to(tl.int64) * v_t, v_t, tile, position >= 0, V, BV, True)
+            k = load_rows(k_ptr + tl.cast(j0, tl.int64) * k_t, k_t, tile, position >= 0, K, BK, True)
+            v = load_rows(v_ptr + tl.cast(j0, tl.int64) * v_t, v_t, tile, position >= 0, V, BV, True)
             x = tl.dot(q, k.T, input_precision=PRECISION) * scale
             if HAS_BIAS:
                 bias = tl.load(bias_ptr + (b * (older + T) + j) * H + h, mask=j < older, other=0.0)
