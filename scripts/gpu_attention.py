@@ -31,7 +31,9 @@ TARGETS = {SHAPES[0]: (0.36, 1.45), SHAPES[1]: (2.4, 9.5), SHAPES[2]: (0.52, 2.2
 BLOCKS = ((128, 128), (128, 64), (128, 32), (64, 64), (64, 32))
 
 
-def inputs(B: int, T: int, H: int, G: int, K: int, V: int, S: int, dtype: torch.dtype, *, decay: bool) -> dict[str, Tensor]:
+def inputs(
+    B: int, T: int, H: int, G: int, K: int, V: int, S: int, dtype: torch.dtype, *, decay: bool
+) -> dict[str, Tensor]:
     """q, k, v, the gates of all kinds, and a cache of S slots."""
     generator = torch.Generator("cuda").manual_seed(T + K)
 
@@ -63,13 +65,21 @@ def results(given: dict[str, Tensor], weights: Tensor, backend: str, **options: 
         if "past_bias" in leaves:
             state = DecayAttentionState(*state, leaves["past_bias"])
     out, _ = attention(
-        leaves["q"], leaves["k"], leaves["v"], leaves.get("g"), initial_state=state, backend=backend, **options
+        leaves["q"],
+        leaves["k"],
+        leaves["v"],
+        leaves.get("g"),
+        initial_state=state,
+        backend=backend,
+        **options,
     )
     grads = torch.autograd.grad(out, list(leaves.values()), weights.to(out.dtype))
     return {"out": out.detach(), **{f"d_{n}": g for n, g in zip(leaves, grads, strict=True)}}
 
 
-def check(B: int, T: int, H: int, G: int, K: int, V: int, S: int, dtype: torch.dtype, **options: Any) -> float:
+def check(
+    B: int, T: int, H: int, G: int, K: int, V: int, S: int, dtype: torch.dtype, **options: Any
+) -> float:
     """Largest error over what law 8 allows."""
     given = inputs(B, T, H, G, K, V, S, dtype, decay=options.pop("decay", True))
     cu = options.pop("cu", None)
@@ -158,14 +168,18 @@ def cases() -> list[tuple[str, Any, tuple[Any, ...], dict[str, Any]]]:
             ("plain, pack", (1, 1003, 4, 2, 64, 64, 0), {"cu": [0, 0, 13, 500, 1000], "decay": False}),
             ("decay, pruned", (1, 2000, 4, 4, 64, 64, 0), {"prune": 1e-9}),
         ]
-        made += [(f"{name} {list(sizes)} {dtype}", check, (*sizes, dtype), kind) for name, sizes, kind in kinds]
+        made += [
+            (f"{name} {list(sizes)} {dtype}", check, (*sizes, dtype), kind) for name, sizes, kind in kinds
+        ]
         for S, H, G, window in ((1000, 4, 4, None), (3000, 8, 2, None), (512, 4, 4, 512)):
             made.append((f"step, {S} slots, {H} heads of {G}, {dtype}", step, (S, dtype, H, G, window), {}))
     made += [(f"131072 tokens, gates of {size}", far_along, (131072, size), {}) for size in (1e-3, 0.1, 10.0)]
     return made
 
 
-def call(shape: tuple[int, ...], gates: Tensor | None = None, prune: float = 0.0) -> tuple[tuple[Any, ...], Tensor]:
+def call(
+    shape: tuple[int, ...], gates: Tensor | None = None, prune: float = 0.0
+) -> tuple[tuple[Any, ...], Tensor]:
     B, T, H, D = shape
     q, k, v, do = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
     g = F.logsigmoid(torch.randn(B, T, H, device="cuda") + 4) if gates is None else gates
@@ -200,7 +214,9 @@ def sweep(shape: tuple[int, ...]) -> dict[str, Any]:
                 for stages in (2, 3, 4) if name == "forward" else (1, 2, 3):
                     ours.TILES[key][name] = ours.Tile(BO, BI, warps, stages)
                     try:
-                        times[BO, BI, warps, stages] = time(lambda: made.launch(kernel, name, tensors, strides))
+                        times[BO, BI, warps, stages] = time(
+                            lambda: made.launch(kernel, name, tensors, strides)
+                        )
                     except Exception as error:  # too much shared memory
                         if "out of resource" not in str(error).lower():
                             print(name, (BO, BI, warps, stages), f"{type(error).__name__}: {error}"[:200])

@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from op_cases import Case, check, gates
+from op_cases import check
 from test_attention_op import TestAttention as Attention
-from test_attention_op import qkv
 
-from seqzoo_kernels import attention
 from seqzoo_kernels.attention import triton as backend
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")

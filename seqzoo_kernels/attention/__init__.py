@@ -150,7 +150,9 @@ def _no_triton(q: Tensor, v: Tensor, mode: str, learning: bool) -> str | None:
         return "its accumulators are float32, and q is float64"
     if max(q.shape[-1], v.shape[-1]) > WIDEST_HEAD:
         return f"its heads have a size of at most {WIDEST_HEAD}, got {q.shape[-1]} and {v.shape[-1]}"
-    if q.shape[1] == 1 and learning:  # with one key the gradient of q is exactly 0, which a fused kernel's is not
+    if (
+        q.shape[1] == 1 and learning
+    ):  # with one key the gradient of q is exactly 0, which a fused kernel's is not
         return "a step's gradients are exact elsewhere"
     return dispatch.no_triton(q)
 

@@ -37,7 +37,9 @@ def product_kernel(
     place = tl.arange(0, BO)
     below = i0 + place < tl.load(added_ptr + b)
     out = load_rows(out_ptr + ((b * T + i0) * H + h) * V, H * V, place, below, V, BV, True)
-    do = load_rows(do_ptr + b * do_b + h * do_h + tl.cast(i0, tl.int64) * do_t, do_t, place, below, V, BV, True)
+    do = load_rows(
+        do_ptr + b * do_b + h * do_h + tl.cast(i0, tl.int64) * do_t, do_t, place, below, V, BV, True
+    )
     delta = tl.sum(out.to(tl.float32) * do.to(tl.float32), 1)
     tl.store(delta_ptr + row * T + i0 + place, delta, mask=i0 + place < T)
 
@@ -119,7 +121,9 @@ def query_kernel(
     i = i0 + place
     alive = i < added
     q = load_rows(q_ptr + b * q_b + h * q_h + tl.cast(i0, tl.int64) * q_t, q_t, place, alive, K, BK, True)
-    do = load_rows(do_ptr + b * do_b + h * do_h + tl.cast(i0, tl.int64) * do_t, do_t, place, alive, V, BV, True)
+    do = load_rows(
+        do_ptr + b * do_b + h * do_h + tl.cast(i0, tl.int64) * do_t, do_t, place, alive, V, BV, True
+    )
     lse = tl.load(lse_ptr + row * T + i, mask=alive, other=float("inf"))
     delta = tl.load(delta_ptr + row * T + i, mask=alive, other=0.0)
     dq = tl.zeros([BO, BK], tl.float32)
@@ -142,7 +146,19 @@ def query_kernel(
         v = load_rows(new_v + tl.cast(j0, tl.int64) * v_t, v_t, tile, j < added, V, BV, True)
         x = tl.dot(q, k.T, input_precision=PRECISION) * scale
         x = in_block(
-            x, i, j, window, high, low, closed, decay + j, high_ptr, low_ptr, closed_ptr, HAS_DECAY, HAS_WINDOW
+            x,
+            i,
+            j,
+            window,
+            high,
+            low,
+            closed,
+            decay + j,
+            high_ptr,
+            low_ptr,
+            closed_ptr,
+            HAS_DECAY,
+            HAS_WINDOW,
         )
         dq, sums = add_query(x, -lse, do, v, k, delta, dq, sums, HAS_DECAY, PRECISION)
 

@@ -16,7 +16,9 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
-LOWEST = tl.constexpr(-1.0e7)  # of a gate within a block: so few orders above the float32 error that c keeps small gates
+LOWEST = tl.constexpr(
+    -1.0e7
+)  # of a gate within a block: so few orders above the float32 error that c keeps small gates
 VARYING = ["T", "older", "window", "blocks", "padded"]  # not worth a compilation each
 
 
@@ -71,9 +73,7 @@ def decay_kernel(
 
 
 @triton.jit
-def load_rows(
-    ptr, step, place, below, WIDTH: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr
-):
+def load_rows(ptr, step, place, below, WIDTH: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr):
     """[rows, BLOCK] of a tensor with WIDTH columns; 0 beyond, and with MASKED in rows that are not `below`."""
     column = tl.arange(0, BLOCK)
     at = ptr + place[:, None] * step + column[None, :]
@@ -87,7 +87,9 @@ def load_rows(
 
 
 @triton.jit
-def bounds(i0, window, first_tile, BO: tl.constexpr, BI: tl.constexpr, HAS_WINDOW: tl.constexpr, PRUNED: tl.constexpr):
+def bounds(
+    i0, window, first_tile, BO: tl.constexpr, BI: tl.constexpr, HAS_WINDOW: tl.constexpr, PRUNED: tl.constexpr
+):
     """Tiles before the block of queries at i0: how many of them all queries see whole, and how many any query sees."""
     whole, some = i0 // BI, i0 // BI
     if HAS_WINDOW:
@@ -110,7 +112,21 @@ def older_seen(i0, older, window, first_tile, HAS_WINDOW: tl.constexpr, PRUNED: 
 
 
 @triton.jit
-def in_block(x, i, j, window, high_i, low_i, closed_i, decay_at, high_ptr, low_ptr, closed_ptr, HAS_DECAY: tl.constexpr, HAS_WINDOW: tl.constexpr):
+def in_block(
+    x,
+    i,
+    j,
+    window,
+    high_i,
+    low_i,
+    closed_i,
+    decay_at,
+    high_ptr,
+    low_ptr,
+    closed_ptr,
+    HAS_DECAY: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+):
     """Scores [queries, keys] within a block with decay and mask; `decay_at` of the keys."""
     see = j[None, :] <= i[:, None]
     if HAS_WINDOW:
@@ -217,7 +233,19 @@ def forward_kernel(
         v = load_rows(new_v + tl.cast(j0, tl.int64) * v_t, v_t, tile, j < added, V, BV, True)
         x = tl.dot(q, k.T, input_precision=PRECISION) * scale
         x = in_block(
-            x, i, j, window, high, low, closed, decay + j, high_ptr, low_ptr, closed_ptr, HAS_DECAY, HAS_WINDOW
+            x,
+            i,
+            j,
+            window,
+            high,
+            low,
+            closed,
+            decay + j,
+            high_ptr,
+            low_ptr,
+            closed_ptr,
+            HAS_DECAY,
+            HAS_WINDOW,
         )
         m, total, acc = attend(x, none, v, m, total, acc, True, PRECISION)
 
