@@ -2,8 +2,8 @@
 
     python scripts/gpu_attention.py [--jobs 12] [--json FILE] [--skip-sweep]
 
-Memory is filled with NaN before every call of the checks, which run in several processes. Prints a row a case, the fastest tiles
-for each shape and pass, and one summary line; fails if any check does.
+Memory is filled with NaN before every call of the checks, which run in several processes. Prints a row a case, the fastest
+tiles for each shape and pass, and one summary line; fails if any check does.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import datetime
 import json
 import platform
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -215,7 +216,7 @@ def sweep(shape: tuple[int, ...]) -> dict[str, Any]:
                     ours.TILES[key][name] = ours.Tile(BO, BI, warps, stages)
                     try:
                         times[BO, BI, warps, stages] = time(
-                            lambda: made.launch(kernel, name, tensors, strides)
+                            partial(made.launch, kernel, name, tensors, strides)
                         )
                     except Exception as error:  # too much shared memory
                         if "out of resource" not in str(error).lower():

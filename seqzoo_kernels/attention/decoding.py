@@ -1,7 +1,7 @@
 """attention of one query to a cache: its slots are shared out among programs, whose parts a second launch puts together.
 
-A slot's decay is its `bias` and, where the newest slot holds the query's own key, that gate: nothing is summed over time. Slots that the
-query does not see are not read.
+A slot's decay is its `bias` and, where the last slot is the query's own, the query's gate: nothing is summed over time. Slots
+that the query does not see are not read.
 """
 
 import torch

@@ -290,7 +290,6 @@ def key_kernel(
     place, tile = tl.arange(0, BO), tl.arange(0, BI)
     j0 = block * BO
     j = j0 + place
-    slot = j  # among all keys
     if OLDER:
         position = tl.load(position_ptr + b * (older + T) + j, mask=j < older, other=-1)
         live, end = position >= 0, older

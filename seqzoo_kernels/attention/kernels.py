@@ -2,7 +2,7 @@
 
     o_i = sum_j 2^{x_ij - m_i} v_j / sum_j 2^{x_ij - m_i},   x_ij = log2(e) (scale q_i . k_j + g_{j+1} + ... + g_i)
 
-A program has a block of BO queries of one head and goes through the keys in tiles of BI, from the block itself back to the first,
+A program has a block of BO queries of a head and goes through the keys in tiles of BI, from the block itself back to the first,
 so that each query meets its own key at once and no maximum is ever -inf. Every decay is a sum of the gates in between, never a
 difference of sums over the whole sequence: between blocks it is
 
@@ -41,7 +41,10 @@ def decay_kernel(
     BI: tl.constexpr,
     QUERIES: tl.constexpr,
 ):
-    """Of a block: c as high + low, the count of closed gates, and the sums up to and after each token; QUERIES: blocks are queries."""
+    """Of a block: c as high + low, the count of closed gates, and the sums up to and after each token.
+
+    QUERIES: the blocks are of queries and the tiles of keys, else the reverse.
+    """
     pid = tl.program_id(0)
     block, row = pid % blocks, (pid // blocks).to(tl.int64)
     g_ptr += row // H * g_b + row % H * g_h

@@ -251,7 +251,7 @@ _LOG2E = 1 / math.log(2)
 def _furthest(q: Tensor, k: Tensor, scale: float, prune: float) -> Tensor:
     """[B, H]: the decay, in units of log 2 and positive, behind which all keys of a query together weigh less than `prune`.
 
-    A query sees itself, so a key weighs at most e^{x - x_self}: where |x| <= U at most e^{2 U - decay}, and there are S of them.
+    A query sees itself, so a key weighs at most e^{x - x_self}: where |x| <= U at most e^{2 U - decay}; there are S.
     """
     largest_q = torch.linalg.vector_norm(q, dim=-1, dtype=torch.float32).amax(1)
     largest_k = torch.linalg.vector_norm(k, dim=-1, dtype=torch.float32).amax(1)
