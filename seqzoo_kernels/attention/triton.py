@@ -8,8 +8,9 @@ import triton
 from torch import Tensor
 
 from . import decoding
-from .gradients import key_kernel, product_kernel, query_kernel
+from .gradients import product_kernel, query_kernel
 from .kernels import decay_kernel, forward_kernel
+from .key_gradients import key_kernel
 
 Optional = Tensor | None
 
