@@ -1,4 +1,7 @@
-"""The Triton kernel of attention's backward pass for keys and values: a block of keys to a program. Equations in gradients.py."""
+"""The Triton kernel of attention's backward pass for keys and values: a block of keys to a program.
+
+Equations in gradients.py.
+"""
 
 import triton
 import triton.language as tl
