@@ -42,10 +42,19 @@ def slot_positions(length: Tensor, slots: int, window: int) -> Tensor:
     return torch.where((position >= 0) & (position <= newest), position, -1)
 
 
-def extend(old: State, k: Tensor, v: Tensor, added: Tensor, log_decay: Tensor | None, window: int) -> State:
+def extend(
+    old: State,
+    k: Tensor,
+    v: Tensor,
+    added: Tensor,
+    log_decay: Tensor | None,
+    window: int,
+    *,
+    full: bool,
+) -> State:
     """The state after a pass: `k`, `v` [B, T, ...] of which `added` [B] tokens of each row are real, the first ones.
 
-    `log_decay` [B, T, H] is 0 behind them.
+    `log_decay` [B, T, H] is 0 behind them. `full`: all of them are real.
     """
     slots = old.k.shape[1]
     total = slots + k.shape[1]
@@ -58,6 +67,8 @@ def extend(old: State, k: Tensor, v: Tensor, added: Tensor, log_decay: Tensor | 
     rows = torch.arange(k.shape[0], device=k.device)[:, None] * (slots + k.shape[1])
 
     def choose(before: Tensor, new: Tensor) -> Tensor:
+        if full and not slots and not window:  # a copy at most: a state owns its memory
+            return new.clone(memory_format=torch.contiguous_format)
         both = torch.cat([before, new.to(before.dtype)], 1).flatten(0, 1)
         return take(both, rows + index, position >= 0)
 

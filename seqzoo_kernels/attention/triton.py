@@ -83,7 +83,7 @@ def backward(
     batch, length, heads, _ = q.shape
     slots = k.shape[1]
     dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
-    float32 = {"dtype": torch.float32, "device": q.device}
+    float32: Any = {"dtype": torch.float32, "device": q.device}
     if not out.numel():
         dg = None if log_decay is None else torch.zeros_like(log_decay)
         d_bias = None if bias is None else torch.zeros_like(bias)
