@@ -3,6 +3,8 @@
 That is a whole causal pass without a decay, and a decoding step, whose cache it reads where it lies.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.backends import cuda
@@ -18,6 +20,12 @@ INEXACT_STEP = (
 CUDNN_DTYPES = (torch.float16, torch.bfloat16)
 CUDNN_WIDEST_HEAD = 128
 CUDNN_SHORTEST = 512  # queries
+FASTEST_FIRST = [  # on an H200; torch goes on to the next where one refuses, as cuDNN does a deterministic backward pass
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 
 
 def refusal(q: Tensor, log_decay: Tensor | None, mode: str, whole: bool, learning: bool) -> str | None:
@@ -58,15 +66,17 @@ def attend(
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
 
     def run() -> Tensor:
-        grouped = q.shape[1] != k.shape[1]
+        options: dict[str, Any] = {}
+        if q.shape[1] != k.shape[1]:  # in a traced graph of any shape the comparison itself is no bool yet
+            options["enable_gqa"] = True
         out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
+            q, k, v, attn_mask=mask, is_causal=causal, scale=scale, **options
         )
         return out.transpose(1, 2)
 
-    if not causal or not _suits_cudnn(q, v):
+    if not causal or not _suits_cudnn(q, v) or not _all_are_enabled():
         return run()
-    with sdpa_kernel(_fastest_first(), set_priority=True):
+    with sdpa_kernel(FASTEST_FIRST, set_priority=True):
         return run()
 
 
@@ -81,13 +91,11 @@ def _suits_cudnn(q: Tensor, v: Tensor) -> bool:
 
 
 @torch.compiler.assume_constant_result
-def _fastest_first() -> list[SDPBackend]:
-    """Those that are enabled, by speed on an H200; torch goes on to the next where one refuses (cuDNN does where a
-    deterministic backward pass is asked for)."""
-    enabled = {
-        SDPBackend.CUDNN_ATTENTION: cuda.cudnn_sdp_enabled(),
-        SDPBackend.FLASH_ATTENTION: cuda.flash_sdp_enabled(),
-        SDPBackend.EFFICIENT_ATTENTION: cuda.mem_efficient_sdp_enabled(),
-        SDPBackend.MATH: cuda.math_sdp_enabled(),
-    }
-    return [backend for backend, on in enabled.items() if on]
+def _all_are_enabled() -> bool:
+    """Else the choice is the user's, and torch would not give its order back as it was."""
+    return (
+        cuda.cudnn_sdp_enabled()
+        and cuda.flash_sdp_enabled()
+        and cuda.mem_efficient_sdp_enabled()
+        and cuda.math_sdp_enabled()
+    )
