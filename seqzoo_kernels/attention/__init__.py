@@ -123,7 +123,7 @@ def attention(
     # a traced graph serves any T, so it can't depend on whether this one is longer than the window
     narrow = window and (torch.compiler.is_compiling() or window < q.shape[1])
     whole = cu_seqlens is None and not slots and not narrow
-    name = _pick(backend, q, keys, values, log_decay, bias, mode, whole)
+    name = _pick(backend, q, keys, values, log_decay, bias, window, mode, whole)
     if name == "xformers":
         out = xformers.forward(*packed, scale, window or 0, cu_seqlens)
     elif name == "sdpa" and whole:
@@ -147,22 +147,22 @@ def attention(
     return out, extend(state, k, v, added, log_decay, window or 0, full=full)
 
 
-def _pick(backend, q, k, v, log_decay, bias, mode, whole) -> str:  # type: ignore[no-untyped-def]
+def _pick(backend, q, k, v, log_decay, bias, window, mode, whole) -> str:  # type: ignore[no-untyped-def]
     learning = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (q, k, v, log_decay, bias)
     )
     refusals = {
         "sdpa": sdpa.refusal(q, log_decay, mode, whole, learning),
-        "triton": _no_triton(q, v, mode, learning),
-        "xformers": xformers.refusal(q, k, log_decay, mode, learning),
+        "triton": _no_triton(q, v, window, mode, learning),
+        "xformers": xformers.refusal(q, k, log_decay, window, mode, learning),
     }
     return dispatch.pick("attention", backend, STEP_BACKENDS if q.shape[1] == 1 else BACKENDS, refusals)
 
 
-def _no_triton(q: Tensor, v: Tensor, mode: str, learning: bool) -> str | None:
+def _no_triton(q: Tensor, v: Tensor, window: int | None, mode: str, learning: bool) -> str | None:
     """Why the Triton kernels can't serve a call, or None."""
-    if q.shape[1] == 1 and learning:
-        return sdpa.INEXACT_STEP
+    if learning and (q.shape[1] == 1 or window == 1):
+        return sdpa.ONE_KEY
     if mode == "recurrent" and q.shape[1] != 1:
         return "it has no mode 'recurrent': it takes blocks of queries"
     if q.dtype == torch.float64:
@@ -190,7 +190,7 @@ def _decode(q, k, v, log_decay, scale, window, state, cu_seqlens, backend):  # t
         fewest, most = (min(count + 1, slots) for count in held)
     keys, values = state.k[:, :most].to(q.dtype), state.v[:, :most].to(v.dtype)
     bias = state.bias[:, :most] if isinstance(state, DecayAttentionState) else None
-    name = _pick(backend, q, keys, values, None, bias, "auto", False)
+    name = _pick(backend, q, keys, values, None, bias, window, "auto", False)
     if name == "sdpa" and held is not None and fewest == most and bias is None:
         return sdpa.attend(q, keys, values, scale), state  # each key is seen
     cached = slot_positions(state.length, most, window)

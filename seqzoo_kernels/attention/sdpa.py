@@ -13,9 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .reference import total_bias, visible_keys
 
-INEXACT_STEP = (
-    "a step's gradients are exact elsewhere"  # with one key that of q is 0, which a fused kernel's is not
-)
+# That of q is 0, which a fused kernel's is not.
+ONE_KEY = "the gradients of one key are exact elsewhere"
 # cuDNN's kernels: half precision, heads up to 128. It plans each shape that it meets anew, which a short pass does not repay.
 CUDNN_DTYPES = (torch.float16, torch.bfloat16)
 CUDNN_WIDEST_HEAD = 128
@@ -35,7 +34,7 @@ def refusal(q: Tensor, log_decay: Tensor | None, mode: str, whole: bool, learnin
     if q.dtype == torch.float64:
         return "it has no second derivative, which float64 inputs are for"
     if q.shape[1] == 1:
-        return INEXACT_STEP if learning else None
+        return ONE_KEY if learning else None
     if whole and log_decay is None:
         return None
     return "it serves a whole causal pass without window, pack, cache or decay, and decoding steps without gradients"

@@ -20,7 +20,9 @@ from . import sdpa
 _installed = importlib.util.find_spec("xformers") is not None
 
 
-def refusal(q: Tensor, k: Tensor, log_decay: Tensor | None, mode: str, learning: bool) -> str | None:
+def refusal(
+    q: Tensor, k: Tensor, log_decay: Tensor | None, window: int | None, mode: str, learning: bool
+) -> str | None:
     """Why it can't serve a call, or None. `k`: those of the cache too."""
     if not _installed:
         return "xformers is not installed"
@@ -30,8 +32,8 @@ def refusal(q: Tensor, k: Tensor, log_decay: Tensor | None, mode: str, learning:
         return "it serves passes without a decay and without a cache"
     if q.dtype == torch.float64:
         return "it has no float64"
-    if q.shape[1] == 1 and learning:
-        return sdpa.INEXACT_STEP
+    if learning and (q.shape[1] == 1 or window == 1):
+        return sdpa.ONE_KEY
     if torch.compiler.is_compiling():
         return "torch.compile can't trace its choice of a kernel"
     return None if q.is_cuda else f"it needs a GPU, and q is on {q.device}"
