@@ -27,8 +27,6 @@ BACKENDS = {
     "reference": reference,
     "xformers": xformers,  # by name alone: "auto" ends with the reference, which serves all
 }
-# One query to a cache: on a GPU the Triton kernel shares its slots out among programs, and builds no mask of it.
-STEP_BACKENDS = {"triton": BACKENDS["triton"], **BACKENDS}
 DEFAULT_CHUNK_SIZE = 128
 WIDEST_HEAD = 256  # of the Triton kernels
 __all__ = ["AttentionState", "DecayAttentionState", "State", "attention", "reserve"]
@@ -156,7 +154,11 @@ def _pick(backend, q, k, v, log_decay, bias, window, mode, whole) -> str:  # typ
         "triton": _no_triton(q, v, window, mode, learning),
         "xformers": xformers.refusal(q, k, log_decay, window, mode, learning),
     }
-    return dispatch.pick("attention", backend, STEP_BACKENDS if q.shape[1] == 1 else BACKENDS, refusals)
+    backends: dict[str, Any] = BACKENDS
+    if q.shape[1] == 1 and refusals["triton"] is None:
+        # its kernel for a step shares the cache out among programs, and wants no mask of it: before sdpa
+        backends = {"triton": BACKENDS["triton"], **BACKENDS}
+    return dispatch.pick("attention", backend, backends, refusals)
 
 
 def _no_triton(q: Tensor, v: Tensor, window: int | None, mode: str, learning: bool) -> str | None:

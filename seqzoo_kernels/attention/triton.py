@@ -24,7 +24,7 @@ class Tile(NamedTuple):
     num_stages: int
 
 
-# The fastest measured on an H200, by the bytes of an element and the head size, for "forward", "query" (dq) and "key" (dk and dv).
+# The fastest measured on an H200, by the bytes of an element and the head size: "forward", "query" (dq) and "key" (dk, dv).
 TILES = {
     (2, 64): {"forward": Tile(64, 64, 4, 3), "query": Tile(64, 64, 4, 2), "key": Tile(64, 64, 4, 1)},
     (2, 128): {"forward": Tile(128, 64, 8, 3), "query": Tile(128, 64, 8, 3), "key": Tile(128, 64, 8, 2)},
