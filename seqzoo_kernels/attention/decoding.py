@@ -13,6 +13,7 @@ from .kernels import LOG2E, load_rows
 
 Optional = Tensor | None
 SLOTS = 64  # a tile
+NARROWEST = 64  # columns of a block, as in triton.py
 PROGRAMS = 264  # wanted: two for each multiprocessor of an H200
 MOST_PARTS = 128
 _VARYING = ["S", "window", "parts", "each"]
@@ -176,8 +177,8 @@ def forward(
         K=K,
         V=V,
         BR=max(16, triton.next_power_of_2(heads // groups)),
-        BK=max(16, triton.next_power_of_2(K)),
-        BV=max(16, triton.next_power_of_2(V)),
+        BK=max(NARROWEST, triton.next_power_of_2(K)),
+        BV=max(NARROWEST, triton.next_power_of_2(V)),
         BI=SLOTS,
         HAS_GATE=log_decay is not None,
         HAS_BIAS=bias is not None,
@@ -194,7 +195,7 @@ def forward(
         lse,
         parts,
         V=V,
-        BV=max(16, triton.next_power_of_2(V)),
+        BV=triton.next_power_of_2(V),
         BP=triton.next_power_of_2(parts),
         num_warps=4,
     )
