@@ -36,6 +36,8 @@ def cases() -> list[Case]:
         passes("forgetting, decay times of 10 to 1000", 1, 16384, 16, 128),
         passes("softmax", 8, 2048, 16, 128, cold=True),
         passes("softmax", 1, 16384, 16, 128),
+        passes("softmax", 128, 128, 16, 128),
+        passes("softmax", 32, 512, 16, 128),
         *(step("forgetting", S, 16, 16, 128) for S in CONTEXTS),
         *(step("softmax, grouped", S, 32, 8, 128) for S in CONTEXTS),
         *(passes("forgetting", LENGTHS[-1] // T, T, 16, 128, plotted=True) for T in LENGTHS),
@@ -77,6 +79,7 @@ def passes(
             Way("SDPA flash", partial(sdpa, SDPBackend.FLASH_ATTENTION)),
             Way("SDPA as torch chooses", lambda: _sdpa),
             Way("xformers", memory_efficient_attention),
+            Way("ours by xformers", _attention(backend="xformers")),
         ]
     size, pairs = B * T * H * D * dtype.itemsize, B * H * T * T * D // 2
     return Case(
