@@ -33,10 +33,10 @@ class Later:
         return getattr(importlib.import_module(self._module), name)
 
 
-def no_triton(x: Tensor) -> str | None:
-    """Why a Triton kernel can't be given x, or None."""
+def no_triton(x: Tensor, name: str = "x") -> str | None:
+    """Why a Triton kernel can't be given x, the argument `name`, or None."""
     if not x.is_cuda and not _interpreted:
-        return f"it needs a GPU, and x is on {x.device}"
+        return f"it needs a GPU, and {name} is on {x.device}"
     return None if _triton_is_installed else "triton is not installed"
 
 

@@ -122,6 +122,18 @@ def test_spare_slots_change_nothing(backend, mode):
 
 
 @pytest.mark.parametrize("window", [None, 5])
+def test_a_cache_keeps_its_dtype(window):
+    """An empty one too: a model's, in the dtype of its weights, under autocast."""
+    q, k, v = qkv(2, T=9, dtype=torch.bfloat16)
+    empty = [x[:, :0].float() for x in (k, v)]
+    _, state = attention(q, k, v, window=window, initial_state=AttentionState(*empty, torch.zeros(2).long()))
+    for x, given in ((state.k, k), (state.v, v)):
+        assert x.dtype == torch.float32
+        for p in range(9 - (window or 9), 9):
+            assert torch.equal(x[:, p % (window or 9)], given[:, p].float())
+
+
+@pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("decay", [False, True])
 def test_a_donated_cache_is_written_in_place(decay, window):
     """donate=True consumes the state: the same memory, the same results; without it the state stays as it was."""

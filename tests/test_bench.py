@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqzoo_kernels.bench import core, cpu, linear_scan, ops, output, timing
+from seqzoo_kernels.bench import attention, core, cpu, linear_scan, ops, output, timing
 from seqzoo_kernels.bench.__main__ import main
 
 CPU = torch.device("cpu")
+FLEX = "flex_attention, gates constant"
 
 
 def wrong(a: Tensor, x: Tensor) -> Tensor:
@@ -49,6 +50,44 @@ def test_ours_is_judged_and_timed(case):
     for name, way in row["ways"].items():
         assert "accelerated" not in name or "not installed" in way["why"]
     output.print_row(row)
+
+
+@pytest.mark.parametrize("kind", ["forgetting", "forgetting, decay times of 10 to 1000", "softmax"])
+def test_passes_of_attention_are_judged_and_timed(kind):
+    row = core.run_case(attention.passes(kind, 1, 40, 2, 16, dtype=torch.float32), CPU, 3)
+    ways = row["ways"]
+    timed = [name for name in ways if core.BOTH in ways[name]]
+    assert {"ours", "copy of as many bytes", "product of as many operations"} <= set(timed)
+    assert "SDPA as torch chooses" in timed or kind != "softmax"
+    for name, way in ways.items():
+        assert name in timed or way["why"], name
+    assert "GPU" in ways["ours in Triton"]["why"] if kind == "softmax" else "CPU" in ways[FLEX]["why"]
+    output.print_row(row)
+
+
+@pytest.mark.parametrize(("kind", "G"), [("forgetting", 2), ("softmax, grouped", 1)])
+def test_steps_of_attention_are_judged_and_timed(kind, G):
+    ways = core.run_case(attention.step(kind, 24, 2, G, 16, dtype=torch.float32), CPU, 3)["ways"]
+    for way in ("ours", "ours by sdpa", "SDPA"):
+        assert core.FORWARD in ways[way] and core.BOTH not in ways[way], ways
+
+
+def test_a_way_without_all_gradients_is_judged_by_the_others():
+    case = attention.passes("forgetting", 1, 9, 1, 4, dtype=torch.float32)
+
+    def detached(*inputs: Tensor) -> Tensor:
+        assert not inputs[3].requires_grad
+        return case.ways[0].load()(*inputs)
+
+    ways = [core.Way("ours", lambda: detached, constants=(3,))]
+    row = core.run_case(core.Case(case.name, case.inputs, ways, case.exact, case.floor), CPU, 3)
+    assert {"error of gradients", core.BOTH} <= row["ways"]["ours"].keys()
+
+
+def test_a_cpu_leaves_out_what_is_too_large(monkeypatch, capsys):
+    monkeypatch.setattr(ops, "cases", lambda op: [attention.passes("softmax", 1, 16384, 16, 128)])
+    main(["attention", "--device", "cpu"])
+    assert "left out" in capsys.readouterr().out
 
 
 def test_what_is_wrong_absent_or_refuses_is_not_timed():

@@ -12,8 +12,9 @@ META = {"curve", "date", "machine", "versions", "what", "threads", "environment"
 
 BENCH = (
     "Each case is computed in several ways, of which the first is ours: milliseconds, errors against float64 relative to the "
-    "largest entry, and memory beyond the inputs. Copies of as many bytes as must be read and written are the floor. What is "
-    "absent or wrong is not timed, and its row says why."
+    "largest entry, and memory beyond the inputs. Copies of as many bytes as must be read and written are the floor, and so "
+    "is, where it takes longer, a matrix product of as many operations. What is absent or wrong is not timed, and its row says "
+    "why."
 )
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from .. import checks, dispatch
 from ..packs import locate, longest_sequence, repack, unpack
 from ..register import TorchOp
-from . import eager, reference, sdpa
+from . import eager, reference, sdpa, xformers
 from .cache import (
     AttentionState,
     DecayAttentionState,
@@ -20,8 +20,15 @@ from .cache import (
     tokens_held,
 )
 
-BACKENDS = {"sdpa": sdpa, "torch": eager, "reference": reference}
+BACKENDS = {
+    "sdpa": sdpa,
+    "triton": dispatch.Later(f"{__name__}.triton"),
+    "torch": eager,
+    "reference": reference,
+    "xformers": xformers,  # by name alone: "auto" ends with the reference, which serves all
+}
 DEFAULT_CHUNK_SIZE = 128
+WIDEST_HEAD = 256  # of the Triton kernels
 __all__ = ["AttentionState", "DecayAttentionState", "State", "attention", "reserve"]
 
 
@@ -39,6 +46,7 @@ def attention(
     mode: str = "auto",
     backend: str = "auto",
     chunk_size: int | None = None,
+    prune: float | None = None,
     donate: bool = False,
 ) -> tuple[Tensor, State]:
     """Causal softmax attention, its cache the state; with `log_decay` forgetting attention.
@@ -59,10 +67,19 @@ def attention(
         max_seqlen: a bound on the longest sequence of the pack, known to the host: rows of that size are made.
         mode: "parallel" (all queries at once: memory T^2), "chunked" (blocks of queries), "recurrent" (query by query), or
             "auto". All have the same gradient.
-        backend: "sdpa" (torch's own, where it computes the same), "torch", "reference" (plain, whatever
-            the mode), or "auto", the first of them that serves the call. With scores of size s >> 1, the gradients of
-            "sdpa" err by about s eps of the terms they sum, those of "torch" by much less.
+        backend: "sdpa" (torch's own, where it computes the same), "triton" (on a GPU, not in float64, its blocks its own),
+            "torch", "reference" (plain, whatever the mode), or "auto": the first of them that serves the call, a step on a
+            GPU by "triton" first. "xformers" (a pass on a GPU without decay or cache) runs by name alone. With scores of
+            size s >> 1, the gradients of "sdpa", "triton" and "xformers" err by about s eps of the terms they sum, those of
+            "torch" by much less.
         chunk_size: queries a block in the chunked mode.
+        prune: None by default: nothing is left out. Else "triton" may leave out keys that the decay has made so light that a
+            query's together weigh less than `prune`, of a total of 1, whatever the scores: those with
+
+                -(log_decay_{j+1} + ... + log_decay_i) > 2 U + log(S / prune),   U = |scale| max|q_i| max|k_j|
+
+            for S keys, as |scale * q_i . k_j| <= U and each query sees its own key. Blocks of them cost nothing. The other
+            backends compute every key, which is as right.
         donate: T = 1 without a pack: write the token into `initial_state`, which is consumed, at no copy of the cache.
 
     Returns:
@@ -78,11 +95,14 @@ def attention(
     check(q, k, v, log_decay, window, initial_state, cu_seqlens)
     checks.check_mode("attention", mode)
     checks.check_count("attention", "chunk_size", chunk_size)
+    if prune is not None and not 0 < prune < 1:
+        raise ValueError(f"attention: expected prune to lie between 0 and 1, got {prune}.")
     q, k, v = checks.autocast(q, k, v)
     scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
     batch, length = q.shape[:2]
     if donate:
         return _decode(q, k, v, log_decay, scale, window or 0, initial_state, cu_seqlens, backend)
+    packed = q, k, v
     tokens = None
     added = torch.full((batch,), length, device=q.device)
     if cu_seqlens is not None:
@@ -92,43 +112,72 @@ def attention(
         log_decay = None if log_decay is None else unpack(log_decay, cu_seqlens, longest)
         added = (cu_seqlens[1:] - cu_seqlens[:-1]).long()
     state = empty_state(q, k, v, log_decay) if initial_state is None else initial_state
-    new = torch.arange(q.shape[1], device=q.device)
-    position = torch.where(new < added[:, None], state.length[:, None] + new, -1)
-    keys, values, key_position, bias = k, v, position, None
-    if state.k.shape[1]:
+    slots = state.k.shape[1]
+    keys, values, bias = k, v, None
+    if slots:
         keys, values = torch.cat([state.k.to(k.dtype), k], 1), torch.cat([state.v.to(v.dtype), v], 1)
-        cached = slot_positions(state.length, state.k.shape[1], window or 0)
-        key_position = torch.cat([cached, position], 1)
         if isinstance(state, DecayAttentionState):
             bias = torch.cat([state.bias, state.bias.new_zeros(k.shape[0], k.shape[1], q.shape[2])], 1)
     # a traced graph serves any T, so it can't depend on whether this one is longer than the window
     narrow = window and (torch.compiler.is_compiling() or window < q.shape[1])
-    whole = cu_seqlens is None and not state.k.shape[1] and not narrow
-    name = _pick(backend, q, k, log_decay, bias, mode, whole)
-    block = {
-        "auto": 0,
-        "parallel": max(q.shape[1], 1),
-        "chunked": chunk_size or DEFAULT_CHUNK_SIZE,
-        "recurrent": 1,
-    }[mode]
-    args = (q, keys, values, log_decay, bias, position, key_position, scale, window or 0)
-    out = _run(name, args, block, whole)
-    return (
-        out if tokens is None else repack(out, tokens),
-        extend(state, k, v, added, log_decay, window or 0),
+    whole = cu_seqlens is None and not slots and not narrow
+    name = _pick(backend, q, keys, values, log_decay, bias, window, mode, whole)
+    if name == "xformers":
+        out = xformers.forward(*packed, scale, window or 0, cu_seqlens)
+    elif name == "sdpa" and whole:
+        out = sdpa.attend(q, k, v, scale, causal=True)
+    else:
+        new = torch.arange(q.shape[1], device=q.device)
+        position = torch.where(new < added[:, None], state.length[:, None] + new, -1)
+        key_position = position
+        if slots:
+            key_position = torch.cat([slot_positions(state.length, slots, window or 0), position], 1)
+        block = {
+            "auto": 0,
+            "parallel": max(q.shape[1], 1),
+            "chunked": chunk_size or DEFAULT_CHUNK_SIZE,
+            "recurrent": 1,
+        }[mode]
+        args = (q, keys, values, log_decay, bias, position, key_position, scale, window or 0)
+        out = _run(name, args, block, prune or 0.0)
+        out = out if tokens is None else repack(out, tokens)
+    full = cu_seqlens is None  # each row has T tokens more
+    return out, extend(state, k, v, added, log_decay, window or 0, full=full)
+
+
+def _pick(backend, q, k, v, log_decay, bias, window, mode, whole) -> str:  # type: ignore[no-untyped-def]
+    learning = torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (q, k, v, log_decay, bias)
     )
+    refusals = {
+        "sdpa": sdpa.refusal(q, log_decay, mode, whole, learning),
+        "triton": _no_triton(q, v, window, mode, learning),
+        "xformers": xformers.refusal(q, k, log_decay, window, mode, learning),
+    }
+    backends: dict[str, Any] = BACKENDS
+    if q.shape[1] == 1 and refusals["triton"] is None:
+        # its kernel for a step shares the cache out among programs, and wants no mask of it: before sdpa
+        backends = {"triton": BACKENDS["triton"], **BACKENDS}
+    return dispatch.pick("attention", backend, backends, refusals)
 
 
-def _pick(backend, q, k, log_decay, bias, mode, whole) -> str:  # type: ignore[no-untyped-def]
-    return dispatch.pick(
-        "attention", backend, BACKENDS, {"sdpa": sdpa.refusal(q, k, log_decay, bias, mode, whole)}
-    )
+def _no_triton(q: Tensor, v: Tensor, window: int | None, mode: str, learning: bool) -> str | None:
+    """Why the Triton kernels can't serve a call, or None."""
+    if learning and (q.shape[1] == 1 or window == 1):
+        return sdpa.ONE_KEY
+    if mode == "recurrent" and q.shape[1] != 1:
+        return "it has no mode 'recurrent': it takes blocks of queries"
+    if q.dtype == torch.float64:
+        return "its accumulators are float32, and q is float64"
+    if max(q.shape[-1], v.shape[-1]) > WIDEST_HEAD:
+        return f"its heads have a size of at most {WIDEST_HEAD}, got {q.shape[-1]} and {v.shape[-1]}"
+    return dispatch.no_triton(q, "q")
 
 
-def _run(name: str, args: Any, block: int, whole: bool) -> Tensor:
+def _run(name: str, args: Any, block: int, prune: float) -> Tensor:
     if name == "sdpa":
-        return sdpa.forward(whole, *args)
-    return reference.forward(*args)[0] if name == "reference" else _op(*args, block, name)[0]
+        return sdpa.forward(*args)
+    return reference.forward(*args)[0] if name == "reference" else _op(*args, block, prune, name)[0]
 
 
 def _decode(q, k, v, log_decay, scale, window, state, cu_seqlens, backend):  # type: ignore[no-untyped-def]
@@ -143,11 +192,11 @@ def _decode(q, k, v, log_decay, scale, window, state, cu_seqlens, backend):  # t
         fewest, most = (min(count + 1, slots) for count in held)
     keys, values = state.k[:, :most].to(q.dtype), state.v[:, :most].to(v.dtype)
     bias = state.bias[:, :most] if isinstance(state, DecayAttentionState) else None
-    name = _pick(backend, q, keys, None, bias, "auto", False)
+    name = _pick(backend, q, keys, values, None, bias, window, "auto", False)
     if name == "sdpa" and held is not None and fewest == most and bias is None:
         return sdpa.attend(q, keys, values, scale), state  # each key is seen
     cached = slot_positions(state.length, most, window)
-    return _run(name, (q, keys, values, None, bias, position, cached, scale, window), 1, False), state
+    return _run(name, (q, keys, values, None, bias, position, cached, scale, window), 1, 0.0), state
 
 
 def empty_state(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> State:
@@ -196,8 +245,10 @@ def check(
         raise ValueError(f"{op}: expected initial_state of at most window={window} slots, got {slots}.")
 
 
-def _fake(q, k, v, log_decay, bias, query_position, key_position, scale, window, block):  # type: ignore[no-untyped-def]
-    return (v.new_empty(*q.shape[:3], v.shape[3]),)
+def _fake(q, k, v, log_decay, bias, query_position, key_position, scale, window, block, prune):  # type: ignore[no-untyped-def]
+    batch, length, heads, _ = q.shape
+    lse = q.new_empty(batch, heads, length, dtype=torch.float32)
+    return v.new_empty(batch, length, heads, v.shape[3]), lse
 
 
 _op = TorchOp(
@@ -211,8 +262,8 @@ _op = TorchOp(
         "Tensor query_position",
         "Tensor key_position",
     ),
-    options=("float scale", "int window", "SymInt block"),
-    outputs=1,
+    options=("float scale", "int window", "SymInt block", "float prune"),
+    outputs=2,  # the second is for the backward pass of "triton": log2 of the sum of each query's weights
     backends=BACKENDS,
     fake=_fake,
     plain=reference.forward,

@@ -42,34 +42,55 @@ def slot_positions(length: Tensor, slots: int, window: int) -> Tensor:
     return torch.where((position >= 0) & (position <= newest), position, -1)
 
 
-def extend(old: State, k: Tensor, v: Tensor, added: Tensor, log_decay: Tensor | None, window: int) -> State:
+def extend(
+    old: State,
+    k: Tensor,
+    v: Tensor,
+    added: Tensor,
+    log_decay: Tensor | None,
+    window: int,
+    *,
+    full: bool,
+) -> State:
     """The state after a pass: `k`, `v` [B, T, ...] of which `added` [B] tokens of each row are real, the first ones.
 
-    `log_decay` [B, T, H] is 0 behind them.
+    `log_decay` [B, T, H] is 0 behind them. `full`: all of them are real.
     """
     slots = old.k.shape[1]
+    length = old.length + added
+    after = None
+    if log_decay is not None:
+        assert isinstance(old, DecayAttentionState)
+        gates = log_decay.to(old.bias.dtype)
+        # padded before it is cut: a tensor of T - 1 tokens would bind an exported T
+        after = F.pad(gates, (0, 0, 0, 1))[:, 1:].flip(1).cumsum(1).flip(1)
+    if full and not slots and not window:  # copies: a state owns its memory
+        dense = torch.contiguous_format
+        keys = k.to(old.k.dtype, copy=True, memory_format=dense)
+        values = v.to(old.v.dtype, copy=True, memory_format=dense)
+        return _state(keys, values, length, after)
     total = slots + k.shape[1]
     if window:
         total = torch.sym_min(total, window)
-    length = old.length + added
     position = slot_positions(length, total, window)
     is_new = position >= old.length[:, None]
     index = torch.where(is_new, slots + position - old.length[:, None], torch.arange(total, device=k.device))
     rows = torch.arange(k.shape[0], device=k.device)[:, None] * (slots + k.shape[1])
 
     def choose(before: Tensor, new: Tensor) -> Tensor:
-        both = torch.cat([before, new.to(before.dtype)], 1).flatten(0, 1)
-        return take(both, rows + index, position >= 0)
+        new = new.to(before.dtype)
+        both = torch.cat([before, new], 1) if slots else new
+        return take(both.flatten(0, 1), rows + index, position >= 0)
 
-    state = choose(old.k, k), choose(old.v, v), length
-    if log_decay is None:
-        return AttentionState(*state)
-    assert isinstance(old, DecayAttentionState)
-    gates = log_decay.to(old.bias.dtype)
-    met = old.bias + gates.sum(1, keepdim=True)
-    # padded before it is cut: a tensor of T - 1 tokens would bind an exported T
-    after = F.pad(gates, (0, 0, 0, 1))[:, 1:].flip(1).cumsum(1).flip(1)
-    return DecayAttentionState(*state, choose(met, after))
+    bias = None
+    if after is not None:
+        assert isinstance(old, DecayAttentionState) and log_decay is not None
+        bias = choose(old.bias + log_decay.to(old.bias.dtype).sum(1, keepdim=True), after)
+    return _state(choose(old.k, k), choose(old.v, v), length, bias)
+
+
+def _state(k: Tensor, v: Tensor, length: Tensor, bias: Tensor | None) -> State:
+    return AttentionState(k, v, length) if bias is None else DecayAttentionState(k, v, length, bias)
 
 
 def reserve(state: State, room: int, *, window: int | None = None) -> State:

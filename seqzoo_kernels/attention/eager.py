@@ -30,18 +30,22 @@ def forward(
     scale: float,
     window: int,
     block: int,
-) -> tuple[Tensor]:
+    prune: float,
+) -> tuple[Tensor, Tensor]:
     q_, k_, v_ = _by_group(q, k, scale), _by_group(k, k), _by_group(v, k)
     seen = _Seen(query_position, key_position, window)
     out = q_.new_empty(*q_.shape[:-1], v.shape[-1])
     for rows, keys, decay in _blocks(q_, k_, log_decay, bias, block):
         out[..., rows, :] = _weights(q_, k_, seen, rows, keys, decay) @ v_[..., keys, :]
-    return (_by_token(out).to(v.dtype),)
+    nothing = q.new_zeros(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32)
+    return _by_token(out).to(v.dtype), nothing
 
 
 def backward(
     grad_out: Tensor,
+    grad_nothing: Tensor,
     out: Tensor,
+    nothing: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -52,6 +56,7 @@ def backward(
     scale: float,
     window: int,
     block: int,
+    prune: float,
 ) -> tuple[Optional, ...]:
     """With weights P and dP = do v^T: dS = P * (dP - rowsum(P * dP)). Rows of dS sum to 0, so the gradient of a gate is
     minus the sum of dS over all keys from it on, and that of `bias` is the column sum of dS."""

@@ -17,6 +17,7 @@ def forward(
     scale: float,
     window: int,
     block: int = 0,
+    prune: float = 0.0,
 ) -> tuple[Tensor]:
     dtype = state_dtype(q.dtype)
     repeats = q.shape[2] // k.shape[2]

@@ -35,6 +35,7 @@ class Way:
     arrange  from the case's inputs to those of the function: differentiable and not timed
     restore  from the function's output to the case's
     forward_only  there is no gradient to be had, or one of another function
+    constants  places of the inputs of which there is no gradient, alike before and after `arrange`
     """
 
     name: str
@@ -42,6 +43,7 @@ class Way:
     arrange: Callable[..., tuple[Tensor, ...]] = _as_they_are
     restore: Callable[[Tensor], Tensor] = _as_it_is
     forward_only: bool = False
+    constants: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +55,11 @@ class Case:
     ways     the first of them is ours
     exact    the output, of inputs in float64
     floor    bytes that must be read or written: by the forward pass, and by both
+    operations  of the products that must be formed, likewise, where they take longer than the bytes
     targets  milliseconds to reach, for the forward pass and for both
     length   T, of a case that is a point of the plot
     cold     whether the cold start is measured, where that is asked for
+    large    too large for a CPU, where it is left out
     """
 
     name: str
@@ -66,6 +70,8 @@ class Case:
     targets: tuple[float | None, float | None] = (None, None)
     length: int | None = None
     cold: bool = False
+    operations: tuple[int, int] | None = None
+    large: bool = False
 
 
 def run_case(case: Case, device: torch.device, repeats: int) -> dict[str, Any]:
@@ -81,6 +87,11 @@ def run_case(case: Case, device: torch.device, repeats: int) -> dict[str, Any]:
         name: timing.median(timing.copy(size, device), device, repeats)
         for name, size in zip((FORWARD, BOTH), case.floor, strict=True)
     }
+    if case.operations:
+        row["ways"]["product of as many operations"] = {
+            name: timing.product(count, inputs[0].dtype, device, repeats)
+            for name, count in zip((FORWARD, BOTH), case.operations, strict=True)
+        }
     row["target"] = {n: t for n, t in zip((FORWARD, BOTH), case.targets, strict=True) if t is not None}
     return row
 
@@ -123,18 +134,20 @@ def _run_way(
         result[FORWARD] = timing.median(forward, device, repeats)
         if way.forward_only:
             return result
-        leaves = [t.detach().requires_grad_() if _differentiable(t) else t for t in inputs]
+        leaves = _leaves(inputs, way)
         got = torch.autograd.grad(
             way.restore(run(*way.arrange(*leaves))),
-            [t for t in leaves if _differentiable(t)],
+            [t for t in leaves if t.requires_grad],
             weights.to(way.restore(run(*own)).dtype),
         )
-        errors = [precision.relative_error(a, b) for a, b in zip(got, grads, strict=True)]
+        of = [t for t in leaves if _differentiable(t)]
+        exact = [g for t, g in zip(of, grads, strict=True) if t.requires_grad]
+        errors = [precision.relative_error(a, b) for a, b in zip(got, exact, strict=True)]
         result["error of gradients"] = max(errors)
         del got, leaves
         if not precision.worth_timing(result["error of gradients"], inputs):
             return {**result, "why": "wrong gradients"}
-        variables = [t.detach().requires_grad_() if _differentiable(t) else t for t in own]
+        variables = _leaves(own, way)
         wanted = [t for t in variables if t.requires_grad]
         out_grad = torch.randn_like(run(*own))
 
@@ -154,10 +167,7 @@ def first_calls(case: Case, way_name: str, device: torch.device) -> dict[str, fl
     """Seconds of the very first forward pass, and of the first with gradients after it; for a fresh process."""
     way = next(way for way in case.ways if way.name == way_name)
     torch.manual_seed(0)
-    own = [
-        t.detach().contiguous().requires_grad_(_differentiable(t))
-        for t in way.arrange(*[t.detach() for t in case.inputs(device)])
-    ]
+    own = _leaves([t.contiguous() for t in way.arrange(*[t.detach() for t in case.inputs(device)])], way)
     start = timing.now(device)
     run = way.load()
     with torch.no_grad():
@@ -169,6 +179,14 @@ def first_calls(case: Case, way_name: str, device: torch.device) -> dict[str, fl
         torch.autograd.grad(out, [t for t in own if t.requires_grad], torch.ones_like(out))
         seconds["first forward and backward"] = timing.now(device) - middle
     return {name: round(value, 2) for name, value in seconds.items()}
+
+
+def _leaves(tensors: Sequence[Tensor], way: Way) -> list[Tensor]:
+    """The same, with gradients asked of all that have one."""
+    return [
+        t.detach().requires_grad_(_differentiable(t) and place not in way.constants)
+        for place, t in enumerate(tensors)
+    ]
 
 
 def _differentiable(tensor: Tensor) -> bool:

@@ -81,7 +81,11 @@ def plot(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:
             ways = [(row["length"], row["ways"].get(name, {}).get(what)) for row in rows]
             points = [(length, time) for length, time in ways if time is not None]
             if points:
-                style = {"linestyle": ":", "color": "grey"} if name.startswith("copy") else {"marker": "o"}
+                style = (
+                    {"linestyle": ":", "color": "grey"}
+                    if name.startswith(("copy", "product"))
+                    else {"marker": "o"}
+                )
                 width = 2.2 if number == 0 else 1.2
                 axis.plot(*zip(*points, strict=True), label=name, markersize=4, linewidth=width, **style)
         lengths = [row["length"] for row in rows]

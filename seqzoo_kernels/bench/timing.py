@@ -19,6 +19,7 @@ import torch
 OVERWRITTEN = 2**31  # bytes: half a millisecond
 ENOUGH_SECONDS = 1.0  # of one thing timed
 COLD_SECONDS = 400
+PRODUCT_STEP = 256  # of a product's size, which suits the tiles of a GPU
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH")
 
 
@@ -66,6 +67,14 @@ def copy(size: int, device: torch.device) -> Callable[[], object]:
     """A copy that reads and writes `size` bytes in all."""
     source, target = (torch.ones(size // 2, dtype=torch.int8, device=device) for _ in range(2))
     return lambda: target.copy_(source)
+
+
+def product(operations: int, dtype: torch.dtype, device: torch.device, repeats: int) -> float:
+    """Milliseconds of a square matrix product of about as many operations, two for a multiplication and an addition."""
+    size = round((operations / 2) ** (1 / 3))
+    size = max(size // PRODUCT_STEP, 1) * PRODUCT_STEP if size >= PRODUCT_STEP else max(size, 1)
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    return round(median(lambda: a @ b, device, repeats) * operations / (2 * size**3), 4)
 
 
 def captured(run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
