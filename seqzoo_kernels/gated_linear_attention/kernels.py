@@ -1,0 +1,440 @@
+"""The Triton kernels of gated_linear_attention: chunks of C tokens, their states first, then all chunks side by side.
+
+    states     S before each chunk, one after another       S' = e^{P_C} S + (k e^X)^T v
+    outputs    o = scale ((q e^P) S + A v)                   A_ij = sum_k q_ik k_jk e^{gates j+1 .. i}, j <= i
+    d_states   dS behind each chunk, last to first          dS = e^{P_C} dS' + scale (q e^P)^T do
+    d_values   dv = A^T do + (k e^X) dS'
+    d_keys     dq, dk and the gates' gradient, from dA = do v^T, do S^T and v dS'^T
+
+P are sums of gates up to a token and with it, X behind it, both within the chunk. States are added up in float32; those in
+between are kept in the inputs' dtype, in which they are multiplied. A tile has BK key and BV value channels; wider heads
+loop over tiles.
+"""
+
+import triton
+import triton.language as tl
+
+from ..linear_scan.lookback import decay_of, step
+from .tiles import (
+    CHANNEL,
+    CONSTANT,
+    NONE,
+    channel_gradients,
+    channel_scores,
+    decayed,
+    load_gates,
+    load_tile,
+    pair_decay,
+    passed,
+    place_of,
+    product,
+)
+
+
+@triton.jit
+def _span(n, chunks_of_ptr, T, C: tl.constexpr, PACKED: tl.constexpr):
+    """The chunks of row or sequence n: first, count."""
+    if PACKED:
+        first = tl.load(chunks_of_ptr + n)
+        return first, tl.load(chunks_of_ptr + n + 1) - first
+    else:
+        each = (T + C - 1) // C
+        return n * each, each
+
+
+@triton.jit
+def _block(ptr, c, G, group, K, V, k, v):
+    """Pointers to [BK, BV] of chunk (or row) c's state."""
+    return ptr + ((c.to(tl.int64) * G + group) * K + k[:, None]) * V + v[None, :]
+
+
+@triton.jit(do_not_specialize=["T", "chunks"])
+def states_kernel(
+    k_ptr,
+    v_ptr,
+    g_ptr,
+    initial_ptr,
+    chunks_ptr,
+    chunks_of_ptr,
+    states_ptr,
+    final_ptr,
+    T,
+    chunks,
+    G: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    GATE: tl.constexpr,
+    PACKED: tl.constexpr,
+    HAS_STATE: tl.constexpr,
+    EXACT: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    OPERAND: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    row, group = tl.program_id(0) // G, tl.program_id(0) % G
+    blocks: tl.constexpr = (V + BV - 1) // BV
+    kk = (tl.program_id(1) // blocks) * BK + tl.arange(0, BK)
+    vv = (tl.program_id(1) % blocks) * BV + tl.arange(0, BV)
+    inside = (kk[:, None] < K) & (vv[None, :] < V)
+    i = tl.arange(0, C)
+    gate_row: tl.constexpr = G * K if GATE == CHANNEL else G
+    S = tl.zeros([BK, BV], tl.float32)
+    if HAS_STATE:
+        S = tl.load(_block(initial_ptr, row, G, group, K, V, kk, vv), mask=inside, other=0.0)
+    first_chunk, count = _span(row, chunks_of_ptr, T, C, PACKED)
+    for m in range(count):
+        c = first_chunk + m
+        first, n = place_of(c, chunks_ptr, T, chunks, C, PACKED)
+        tl.store(_block(states_ptr, c, G, group, K, V, kk, vv), S, mask=inside)
+        k = load_tile(k_ptr, first, n, G * K, group, K, i, kk).to(tl.float32)
+        v = load_tile(v_ptr, first, n, G * V, group, V, i, vv)
+        if GATE != NONE:
+            g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE, 0)
+            behind = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE, 1)
+            k = k * tl.exp(tl.cumsum(behind, 0, reverse=True))
+            S = passed(S, tl.sum(g, 0)[:, None], EXACT)
+        S = product(tl.trans(k), v, S, OPERAND, PRECISION)
+    tl.store(_block(final_ptr, row, G, group, K, V, kk, vv), S, mask=inside)
+
+
+@triton.jit(do_not_specialize=["T", "chunks"])
+def outputs_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    g_ptr,
+    states_ptr,
+    chunks_ptr,
+    out_ptr,
+    T,
+    chunks,
+    scale,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    GATE: tl.constexpr,
+    PACKED: tl.constexpr,
+    EXACT: tl.constexpr,
+    LEVELS: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    OPERAND: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    c, head = tl.program_id(0) // H, tl.program_id(0) % H
+    group = head // (H // G)
+    first, n = place_of(c, chunks_ptr, T, chunks, C, PACKED)
+    i, j = tl.arange(0, C), tl.arange(0, C)
+    vv = tl.program_id(1) * BV + tl.arange(0, BV)
+    gate_row: tl.constexpr = G * K if GATE == CHANNEL else G
+    o = tl.zeros([C, BV], tl.float32)
+    A = tl.zeros([C, C], tl.float32)
+    for start in tl.static_range(0, K, BK):
+        kk = start + tl.arange(0, BK)
+        q = load_tile(q_ptr, first, n, H * K, head, K, i, kk)
+        k = load_tile(k_ptr, first, n, G * K, group, K, i, kk)
+        inside = (kk[:, None] < K) & (vv[None, :] < V)
+        S = tl.load(_block(states_ptr, c, G, group, K, V, kk, vv), mask=inside, other=0.0)
+        if GATE == NONE:
+            o = product(q, S, o, OPERAND, PRECISION)
+        else:
+            g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE, 0)
+            o = product(decayed(q, tl.cumsum(g, 0), GATE), S, o, OPERAND, PRECISION)
+        if GATE == CHANNEL:
+            A += channel_scores(q, k, g, i, j, LEVELS, EXACT, OPERAND, PRECISION)
+        else:
+            A = product(q, tl.trans(k), A, OPERAND, PRECISION)
+    if GATE == NONE:
+        A = tl.where(i[:, None] >= j[None, :], A, 0.0)
+    elif GATE != CHANNEL:
+        A = A * pair_decay(load_gates(g_ptr, first, n, G, group, K, i, i, GATE, 0), i, j, GATE)
+    v = load_tile(v_ptr, first, n, G * V, group, V, i, vv)
+    o = scale * product(A, v, o, OPERAND, PRECISION)
+    place = out_ptr + (first + i[:, None]) * (H * V) + head.to(tl.int64) * V + vv[None, :]
+    tl.store(place, o, mask=(i[:, None] < n) & (vv[None, :] < V))
+
+
+@triton.jit(do_not_specialize=["T", "chunks"])
+def d_states_kernel(
+    q_ptr,
+    do_ptr,
+    g_ptr,
+    d_final_ptr,
+    chunks_ptr,
+    chunks_of_ptr,
+    d_states_ptr,
+    d_initial_ptr,
+    T,
+    chunks,
+    scale,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    GATE: tl.constexpr,
+    PACKED: tl.constexpr,
+    EXACT: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    OPERAND: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    row, group = tl.program_id(0) // G, tl.program_id(0) % G
+    blocks: tl.constexpr = (V + BV - 1) // BV
+    kk = (tl.program_id(1) // blocks) * BK + tl.arange(0, BK)
+    vv = (tl.program_id(1) % blocks) * BV + tl.arange(0, BV)
+    inside = (kk[:, None] < K) & (vv[None, :] < V)
+    i = tl.arange(0, C)
+    gate_row: tl.constexpr = G * K if GATE == CHANNEL else G
+    dS = tl.load(_block(d_final_ptr, row, G, group, K, V, kk, vv), mask=inside, other=0.0)
+    first_chunk, count = _span(row, chunks_of_ptr, T, C, PACKED)
+    for m in range(count):
+        c = first_chunk + count - 1 - m
+        first, n = place_of(c, chunks_ptr, T, chunks, C, PACKED)
+        tl.store(_block(d_states_ptr, c, G, group, K, V, kk, vv), dS, mask=inside)
+        if GATE != NONE:
+            g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE, 0)
+            up = tl.exp(tl.cumsum(g, 0))
+            dS = passed(dS, tl.sum(g, 0)[:, None], EXACT)
+        for r in tl.static_range(H // G):
+            head = group * (H // G) + r
+            q = load_tile(q_ptr, first, n, H * K, head, K, i, kk).to(tl.float32) * scale
+            do = load_tile(do_ptr, first, n, H * V, head, V, i, vv)
+            if GATE != NONE:
+                q = q * up
+            dS = product(tl.trans(q), do, dS, OPERAND, PRECISION)
+    tl.store(_block(d_initial_ptr, row, G, group, K, V, kk, vv), dS, mask=inside)
+
+
+@triton.jit(do_not_specialize=["T", "chunks"])
+def d_values_kernel(
+    q_ptr,
+    k_ptr,
+    g_ptr,
+    do_ptr,
+    d_states_ptr,
+    chunks_ptr,
+    dv_ptr,
+    T,
+    chunks,
+    scale,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    GATE: tl.constexpr,
+    PACKED: tl.constexpr,
+    EXACT: tl.constexpr,
+    LEVELS: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    OPERAND: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    c, group = tl.program_id(0) // G, tl.program_id(0) % G
+    first, n = place_of(c, chunks_ptr, T, chunks, C, PACKED)
+    i, j = tl.arange(0, C), tl.arange(0, C)
+    vv = tl.program_id(1) * BV + tl.arange(0, BV)
+    gate_row: tl.constexpr = G * K if GATE == CHANNEL else G
+    dv = tl.zeros([C, BV], tl.float32)
+    for start in tl.static_range(0, K, BK):
+        kk = start + tl.arange(0, BK)
+        k = load_tile(k_ptr, first, n, G * K, group, K, i, kk).to(tl.float32)
+        inside = (kk[:, None] < K) & (vv[None, :] < V)
+        dS = tl.load(_block(d_states_ptr, c, G, group, K, V, kk, vv), mask=inside, other=0.0)
+        if GATE != NONE:
+            behind = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE, 1)
+            k = k * tl.exp(tl.cumsum(behind, 0, reverse=True))
+        dv = product(k, dS, dv, OPERAND, PRECISION)
+    for r in tl.static_range(H // G):
+        head = group * (H // G) + r
+        A = tl.zeros([C, C], tl.float32)
+        for start in tl.static_range(0, K, BK):
+            kk = start + tl.arange(0, BK)
+            q = load_tile(q_ptr, first, n, H * K, head, K, i, kk)
+            k = load_tile(k_ptr, first, n, G * K, group, K, i, kk)
+            if GATE == CHANNEL:
+                g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE, 0)
+                A += channel_scores(q, k, g, i, j, LEVELS, EXACT, OPERAND, PRECISION)
+            else:
+                A = product(q, tl.trans(k), A, OPERAND, PRECISION)
+        if GATE == NONE:
+            A = tl.where(i[:, None] >= j[None, :], A, 0.0)
+        elif GATE != CHANNEL:
+            A = A * pair_decay(load_gates(g_ptr, first, n, G, group, K, i, i, GATE, 0), i, j, GATE)
+        do = load_tile(do_ptr, first, n, H * V, head, V, i, vv)
+        dv = product(tl.trans(A * scale), do, dv, OPERAND, PRECISION)
+    place = dv_ptr + (first + i[:, None]) * (G * V) + group.to(tl.int64) * V + vv[None, :]
+    tl.store(place, dv, mask=(i[:, None] < n) & (vv[None, :] < V))
+
+
+@triton.jit(do_not_specialize=["T", "chunks"])
+def d_keys_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    g_ptr,
+    do_ptr,
+    states_ptr,
+    d_states_ptr,
+    chunks_ptr,
+    dq_ptr,
+    dk_ptr,
+    dg_ptr,
+    T,
+    tokens,
+    chunks,
+    scale,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    GATE: tl.constexpr,
+    PACKED: tl.constexpr,
+    EXACT: tl.constexpr,
+    LEVELS: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    OPERAND: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """dg_ptr is [B * T, G, K], or of gates a head the part [blocks of K, B * T, G] of each block of key channels."""
+    c, group = tl.program_id(0) // G, tl.program_id(0) % G
+    first, n = place_of(c, chunks_ptr, T, chunks, C, PACKED)
+    i, j = tl.arange(0, C), tl.arange(0, C)
+    kk = tl.program_id(1) * BK + tl.arange(0, BK)
+    gate_row: tl.constexpr = G * K if GATE == CHANNEL else G
+    k = load_tile(k_ptr, first, n, G * K, group, K, i, kk)
+    dk = tl.zeros([C, BK], tl.float32)
+    through = tl.zeros([BK], tl.float32)
+    for start in tl.static_range(0, V, BV):
+        vv = start + tl.arange(0, BV)
+        inside = (kk[:, None] < K) & (vv[None, :] < V)
+        v = load_tile(v_ptr, first, n, G * V, group, V, i, vv)
+        dS = tl.load(_block(d_states_ptr, c, G, group, K, V, kk, vv), mask=inside, other=0.0)
+        dk = product(v, tl.trans(dS), dk, OPERAND, PRECISION)
+        if GATE != NONE:
+            S = tl.load(_block(states_ptr, c, G, group, K, V, kk, vv), mask=inside, other=0.0)
+            through += tl.sum(S.to(tl.float32) * dS.to(tl.float32), 1)
+    if GATE != NONE:
+        g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE, 0)
+        behind = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE, 1)
+        dk = dk * tl.exp(tl.cumsum(behind, 0, reverse=True))
+        through = through * tl.exp(tl.sum(g, 0))
+        up = tl.exp(tl.cumsum(g, 0))
+        written = k.to(tl.float32) * dk
+    if GATE == CHANNEL:
+        last = through + tl.sum(written, 0)  # the state behind the chunk times its gradient
+        dg = tl.where(i[:, None] == n - 1, last[None, :], 0.0)
+    elif GATE != NONE:
+        later = i[:, None] > j[None, :]  # a gate and the keys before it
+        pair = pair_decay(g, i, j, GATE)
+        dg = tl.sum(tl.where(later, tl.sum(written, 1)[None, :], 0.0), 1) + tl.sum(through)
+    for r in tl.static_range(H // G):
+        head = group * (H // G) + r
+        q = load_tile(q_ptr, first, n, H * K, head, K, i, kk)
+        dq = tl.zeros([C, BK], tl.float32)
+        dA = tl.zeros([C, C], tl.float32)
+        for start in tl.static_range(0, V, BV):
+            vv = start + tl.arange(0, BV)
+            inside = (kk[:, None] < K) & (vv[None, :] < V)
+            v = load_tile(v_ptr, first, n, G * V, group, V, i, vv)
+            do = load_tile(do_ptr, first, n, H * V, head, V, i, vv)
+            S = tl.load(_block(states_ptr, c, G, group, K, V, kk, vv), mask=inside, other=0.0)
+            dA = product(do, tl.trans(v), dA, OPERAND, PRECISION)
+            dq = product(do, tl.trans(S), dq, OPERAND, PRECISION)
+        dA = tl.where(i[:, None] >= j[None, :], dA * scale, 0.0)
+        dq = dq * scale
+        if GATE != NONE:
+            dq = dq * up
+        if GATE == CHANNEL:
+            dq, dk = channel_gradients(q, k, g, dA, dq, dk, i, j, LEVELS, EXACT, OPERAND, PRECISION)
+            dg += q.to(tl.float32) * dq
+        else:
+            if GATE != NONE:
+                dA = dA * pair
+                read = tl.sum(q.to(tl.float32) * dq, 1)
+                dg += tl.sum(tl.where(j[None, :] >= i[:, None], read[None, :], 0.0), 1)
+                pairs = dA * product(q, tl.trans(k), None, OPERAND, PRECISION)
+                dg += tl.sum(tl.where(later, tl.cumsum(pairs, 0, reverse=True), 0.0), 1)
+            dq = product(dA, k, dq, OPERAND, PRECISION)
+            dk = product(tl.trans(dA), q, dk, OPERAND, PRECISION)
+        place = dq_ptr + (first + i[:, None]) * (H * K) + head.to(tl.int64) * K + kk[None, :]
+        tl.store(place, dq, mask=(i[:, None] < n) & (kk[None, :] < K))
+    there = (i[:, None] < n) & (kk[None, :] < K)
+    token = first + i
+    tl.store(dk_ptr + token[:, None] * (G * K) + group.to(tl.int64) * K + kk[None, :], dk, mask=there)
+    if GATE == CHANNEL:
+        dg = tl.cumsum(dg - k.to(tl.float32) * dk, 0, reverse=True)
+        dg = tl.where(g == float("-inf"), 0.0, dg)
+        tl.store(dg_ptr + token[:, None] * (G * K) + group.to(tl.int64) * K + kk[None, :], dg, mask=there)
+    elif GATE != NONE:
+        dg = tl.where(tl.sum(g, 1) == float("-inf"), 0.0, dg)
+        tl.store(dg_ptr + (tl.program_id(1) * tokens + token) * G + group, dg, mask=i < n)
+
+
+@triton.jit(do_not_specialize=["T"])
+def recurrent_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    g_ptr,
+    initial_ptr,
+    cu_ptr,
+    out_ptr,
+    final_ptr,
+    T,
+    scale,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    GATE: tl.constexpr,
+    PACKED: tl.constexpr,
+    HAS_STATE: tl.constexpr,
+    EXACT: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+):
+    """Token after token, the state in registers: a decoder's step in one launch."""
+    row, group = tl.program_id(0) // G, tl.program_id(0) % G
+    kk = tl.arange(0, BK)
+    vv = tl.program_id(1) * BV + tl.arange(0, BV)
+    inside = (kk[:, None] < K) & (vv[None, :] < V)
+    S = tl.zeros([BK, BV], tl.float32)
+    if HAS_STATE:
+        S = tl.load(_block(initial_ptr, row, G, group, K, V, kk, vv), mask=inside, other=0.0)
+    if PACKED:
+        token = tl.load(cu_ptr + row).to(tl.int64)
+        steps = (tl.load(cu_ptr + row + 1) - token).to(tl.int32)
+    else:
+        token = row.to(tl.int64) * T
+        steps = T
+    for _ in range(steps):
+        k = tl.load(k_ptr + (token * G + group) * K + kk, mask=kk < K, other=0.0).to(tl.float32)
+        v = tl.load(v_ptr + (token * G + group) * V + vv, mask=vv < V, other=0.0).to(tl.float32)
+        new = k[:, None] * v[None, :]
+        if GATE == NONE:
+            S = S + new
+        else:
+            if GATE == CHANNEL:
+                g = tl.load(g_ptr + (token * G + group) * K + kk, mask=kk < K, other=0.0).to(tl.float32)[:, None]
+            elif GATE == CONSTANT:
+                g = tl.load(g_ptr + group).to(tl.float32) + tl.zeros([1, 1], tl.float32)
+            else:
+                g = tl.load(g_ptr + token * G + group).to(tl.float32) + tl.zeros([1, 1], tl.float32)
+            decay, rest = decay_of(g, EXACT)
+            S = step(decay, rest, S, new, EXACT)
+        for r in tl.static_range(H // G):
+            head = group * (H // G) + r
+            q = tl.load(q_ptr + (token * H + head) * K + kk, mask=kk < K, other=0.0).to(tl.float32) * scale
+            tl.store(out_ptr + (token * H + head) * V + vv, tl.sum(q[:, None] * S, 0), mask=vv < V)
+        token += 1
+    tl.store(_block(final_ptr, row, G, group, K, V, kk, vv), S, mask=inside)

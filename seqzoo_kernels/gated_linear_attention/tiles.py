@@ -1,0 +1,189 @@
+"""What the Triton kernels of gated_linear_attention are made of: which tokens a chunk has, and how gates act inside it.
+
+Gates are [C, 1] (a head has one) or [C, BK] (a key channel has one). Every exponent is a sum of the gates in between, so it
+lies in [-inf, 0], but for one case: where the sum over the whole chunk is mild (above MILD), the gates up to its middle are
+subtracted, which a float32 exponent bears without loss to half-precision products. For float32 inputs that is never done.
+"""
+
+import triton
+import triton.language as tl
+
+from ..linear_scan.lookback import decay_of
+
+NONE = tl.constexpr(0)  # kinds of gates
+CONSTANT = tl.constexpr(1)
+HEAD = tl.constexpr(2)
+CHANNEL = tl.constexpr(3)
+MILD = tl.constexpr(-60.0)
+CLOSED = tl.constexpr(-1e30)  # e^CLOSED is 0, and unlike -inf it may be multiplied by 0
+
+
+@triton.jit
+def place_of(c, chunks_ptr, T, chunks, C: tl.constexpr, PACKED: tl.constexpr):
+    """Chunk c: its first token among all B * T, and how many it has. Of a pack, chunks_ptr holds both [2, chunks]."""
+    if PACKED:
+        first = tl.load(chunks_ptr + c).to(tl.int64)
+        n = tl.load(chunks_ptr + chunks + c).to(tl.int32)
+    else:
+        each = (T + C - 1) // C
+        b, m = c // each, c % each
+        first = b.to(tl.int64) * T + m * C
+        n = tl.minimum(T - m * C, C)
+    return first, n
+
+
+@triton.jit
+def load_tile(ptr, first, n, row, group, width, i, d):
+    """[C, BK or BV] of a tensor [B * T, groups, width] with `row` numbers a token; 0 outside."""
+    place = ptr + (first + i[:, None]) * row + group.to(tl.int64) * width + d[None, :]
+    return tl.load(place, mask=(i[:, None] < n) & (d[None, :] < width), other=0.0)
+
+
+@triton.jit
+def load_gates(ptr, first, n, row, group, K, i, d, GATE: tl.constexpr, SHIFT: tl.constexpr):
+    """Gates [C, 1] or [C, BK] in float32, 0 outside; shifted, of token i + 1."""
+    there = (i[:, None] + SHIFT) < n
+    if GATE == CHANNEL:
+        place = ptr + (first + i[:, None] + SHIFT) * row + group.to(tl.int64) * K + d[None, :]
+        g = tl.load(place, mask=there & (d[None, :] < K), other=0.0)
+    elif GATE == HEAD:
+        g = tl.load(ptr + (first + i[:, None] + SHIFT) * row + group, mask=there, other=0.0)
+    else:
+        g = tl.where(there, tl.load(ptr + group), 0.0)
+    return g.to(tl.float32)
+
+
+@triton.jit
+def decayed(x, logs, GATE: tl.constexpr):
+    """x e^logs in float32."""
+    x = x.to(tl.float32)
+    return x if GATE == NONE else x * tl.exp(logs)
+
+
+@triton.jit
+def passed(S, total, EXACT: tl.constexpr):
+    """A state behind a chunk of which it passes all gates; a decay near one must not drift over many chunks."""
+    decay, rest = decay_of(total, EXACT)
+    return decay * S + rest * S if EXACT else decay * S
+
+
+@triton.jit
+def product(a, b, acc, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """acc + a b with operands of the dtype OPERAND."""
+    return tl.dot(a.to(OPERAND), b.to(OPERAND), acc, input_precision=PRECISION, out_dtype=tl.float32)
+
+
+@triton.jit
+def pair_decay(g, i, j, GATE: tl.constexpr):
+    """e^{gates j+1 .. i} [C, C] of gates [C, 1] for j <= i, 0 above the diagonal."""
+    causal = i[:, None] >= j[None, :]
+    if GATE == NONE:
+        return causal.to(tl.float32)
+    else:
+        between = tl.where(i[:, None] > j[None, :], tl.broadcast_to(g, [g.shape[0], g.shape[0]]), 0.0)
+        return tl.where(causal, tl.exp(tl.cumsum(between, 0)), 0.0)
+
+
+@triton.jit
+def centre(g, i):
+    """Sums of gates from the middle of the chunk to each token, and whether the whole chunk's is mild in every channel."""
+    C: tl.constexpr = g.shape[0]
+    g = tl.maximum(g, CLOSED)
+    before = tl.sum(tl.where(i[:, None] < C // 2, g, 0.0), 0)
+    return tl.cumsum(g, 0) - before[None, :], tl.min(tl.sum(g, 0)) > MILD
+
+
+@triton.jit
+def level(g, i, j, half: tl.constexpr, PRECISION: tl.constexpr):
+    """Weights [C, BK] by which queries in second halves and keys in first halves meet, in blocks of 2 * half tokens, and
+    which pairs [C, C] do.
+
+    A query has e^{gates from the start of its half to itself}, a key e^{gates after it to the end of its half}.
+    """
+    block, key_block = i[:, None] // half, j[None, :] // half
+    second = block % 2 == 1
+    ours = (block == key_block) & tl.where(second, j[None, :] <= i[:, None], j[None, :] > i[:, None])
+    sums = product(ours.to(tl.float32), tl.maximum(g, CLOSED), None, tl.float32, PRECISION)
+    return tl.exp(sums), second & (key_block + 1 == block)
+
+
+@triton.jit
+def channel_scores(
+    q,
+    k,
+    g,
+    i,
+    j,
+    LEVELS: tl.constexpr,
+    EXACT: tl.constexpr,
+    OPERAND: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """A [C, C] with A_ij = sum_k q_ik k_jk e^{gates j+1 .. i} for j <= i, 0 above the diagonal."""
+    q, k = q.to(tl.float32), k.to(tl.float32)
+    if EXACT:
+        A = _level_scores(q, k, g, i, j, LEVELS, OPERAND, PRECISION)
+    else:
+        P, mild = centre(g, i)
+        if mild:
+            A = product(q * tl.exp(P), tl.trans(k * tl.exp(-P)), None, OPERAND, PRECISION)
+            A = tl.where(i[:, None] >= j[None, :], A, 0.0)
+        else:
+            A = _level_scores(q, k, g, i, j, LEVELS, OPERAND, PRECISION)
+    return A
+
+
+@triton.jit
+def _level_scores(
+    q, k, g, i, j, LEVELS: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr
+):
+    A = tl.where(i[:, None] == j[None, :], tl.sum(q * k, 1)[:, None], 0.0)
+    for n in tl.static_range(LEVELS):
+        w, pairs = level(g, i, j, 1 << n, "tf32x3")
+        A += tl.where(pairs, product(q * w, tl.trans(k * w), None, OPERAND, PRECISION), 0.0)
+    return A
+
+
+@triton.jit
+def channel_gradients(
+    q,
+    k,
+    g,
+    dA,
+    dq,
+    dk,
+    i,
+    j,
+    LEVELS: tl.constexpr,
+    EXACT: tl.constexpr,
+    OPERAND: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """dq and dk with what channel_scores hands back for dA [C, C], which is 0 above the diagonal."""
+    q, k = q.to(tl.float32), k.to(tl.float32)
+    if EXACT:
+        dq, dk = _level_gradients(q, k, g, dA, dq, dk, i, j, LEVELS, OPERAND, PRECISION)
+    else:
+        P, mild = centre(g, i)
+        if mild:
+            up, down = tl.exp(P), tl.exp(-P)
+            dq += up * product(dA, k * down, None, OPERAND, PRECISION)
+            dk += down * product(tl.trans(dA), q * up, None, OPERAND, PRECISION)
+        else:
+            dq, dk = _level_gradients(q, k, g, dA, dq, dk, i, j, LEVELS, OPERAND, PRECISION)
+    return dq, dk
+
+
+@triton.jit
+def _level_gradients(
+    q, k, g, dA, dq, dk, i, j, LEVELS: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr
+):
+    own = tl.sum(tl.where(i[:, None] == j[None, :], dA, 0.0), 1)[:, None]
+    dq += own * k
+    dk += own * q
+    for n in tl.static_range(LEVELS):
+        w, pairs = level(g, i, j, 1 << n, "tf32x3")
+        part = tl.where(pairs, dA, 0.0)
+        dq += w * product(part, k * w, None, OPERAND, PRECISION)
+        dk += w * product(tl.trans(part), q * w, None, OPERAND, PRECISION)
+    return dq, dk
