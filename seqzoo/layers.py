@@ -56,10 +56,13 @@ def forget_gate(
         f = lower_bound + (1 - lower_bound) sigmoid(logits)
 
     Returns log f and 1 - f. Neither cancels: 1 - f is (1 - lower_bound) sigmoid(-logits), and log f is log1p of it near f = 1.
-    `open_part` is 1 - lower_bound for who has it more exactly than that difference.
+    `open_part` is 1 - lower_bound for who has it more exactly than that difference. Without a bound two functions give both,
+    where the bounded gate takes ten: what a decoding step waits for is the number of its kernels.
     """
     z = logits.to(state_dtype(logits.dtype))
     gamma = 0.0 if lower_bound is None else lower_bound
+    if open_part is None and isinstance(gamma, float) and gamma == 0:
+        return F.logsigmoid(z), torch.sigmoid(-z)
     rest = 1 - gamma if open_part is None else open_part
     input_weight = rest * torch.sigmoid(-z)
     f = gamma + rest * torch.sigmoid(z)

@@ -16,29 +16,32 @@ Some gradients are sums whose terms cancel. Rounding is a share of the terms, ho
 In float64, X64 is itself one rounded result among equals: there two forms of one computation agree to 1e-9 of the scale.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 FLOAT64_RELATIVE_ERROR = 1e-9
 EPS_FACTOR = 8.0
 REFERENCE_FACTOR = 2.0
+BENCH_ERROR = 1e-3
 
 
 def largest(x: Tensor) -> float:
     """max|x| over the finite elements, 0 if there are none."""
-    x = _to_float64(x)
+    x = to_float64(x.cpu())
     magnitude = x.abs()[torch.isfinite(x)]
     return magnitude.max().item() if magnitude.numel() else 0.0
 
 
 def log_decay_scale(exact_gradient: Tensor, exact_q: Tensor, exact_dq: Tensor) -> float:
     """The scale of a log-decay's gradient, which is a difference of terms as large as q * dq."""
-    return max(largest(exact_gradient), largest(_to_float64(exact_q) * _to_float64(exact_dq)))
+    return max(largest(exact_gradient), largest(to_float64(exact_q.cpu()) * to_float64(exact_dq.cpu())))
 
 
 def sum_scale(exact_gradient: Tensor, exact_terms: Tensor) -> float:
     """The scale of the gradient [D] of a constant, the sum over B and T of terms [B, T, D]: the largest sum of |terms|."""
-    return max(largest(exact_gradient), largest(_to_float64(exact_terms).abs().sum((0, 1))))
+    return max(largest(exact_gradient), largest(to_float64(exact_terms.cpu()).abs().sum((0, 1))))
 
 
 def allowed_error(
@@ -78,7 +81,7 @@ def check_close(
     allowed = allowed_error(exact, reference, dtype, scale=scale)
     if error <= allowed:
         return
-    got, wanted = _to_float64(result)[where].item(), _to_float64(exact)[where].item()
+    got, wanted = to_float64(result)[where].item(), to_float64(exact)[where].item()
     what = (
         f"{broken} elements are NaN or infinite where they should not be, or the reverse"
         if broken
@@ -90,9 +93,24 @@ def check_close(
     )
 
 
-def _to_float64(x: Tensor) -> Tensor:
-    x = x.detach().cpu()
-    return x.to(torch.complex128 if x.is_complex() else torch.float64)
+def to_float64(x: Tensor) -> Tensor:
+    return x.detach().to(torch.complex128 if x.is_complex() else torch.float64)
+
+
+def relative_error(result: Tensor, exact: Tensor) -> float:
+    """The largest difference over the largest entry; NaN where a result is NaN."""
+    difference = (to_float64(result) - to_float64(exact)).abs().max()
+    return float(difference / to_float64(exact).abs().max().clamp_min(torch.finfo(torch.float64).tiny))
+
+
+def worth_timing(error: float, inputs: Sequence[Tensor]) -> bool:
+    """Whether a result with this relative error computes what it should, for a bench.
+
+    Products of rounded gates may cost several eps of the coarsest dtype among the inputs, and tf32 products 3e-4; another
+    function costs more.
+    """
+    eps = max(torch.finfo(t.dtype).eps for t in inputs if t.is_floating_point() or t.is_complex())
+    return error < max(EPS_FACTOR * eps, BENCH_ERROR)
 
 
 def _worst(result: Tensor, exact: Tensor, name: str) -> tuple[tuple[int, ...], float, int]:
@@ -101,7 +119,7 @@ def _worst(result: Tensor, exact: Tensor, name: str) -> tuple[tuple[int, ...], f
         raise AssertionError(f"{name}: expected shape {tuple(exact.shape)}, got {tuple(result.shape)}.")
     if exact.numel() == 0:
         return (), 0.0, 0
-    result, exact = _to_float64(result), _to_float64(exact)
+    result, exact = to_float64(result.cpu()), to_float64(exact.cpu())
     if torch.isnan(exact).any():
         raise AssertionError(f"{name}: the float64 result is itself NaN.")
     error = torch.where(result == exact, 0.0, (result - exact).abs())

@@ -14,7 +14,11 @@ FOLDERS = {
     "seqzoo_kernels": ROOT / "seqzoo_kernels",
     "seqzoo_plugins": ROOT / "plugins",
 }
-OPS = sorted(p for p in (ROOT / "seqzoo_kernels").iterdir() if p.is_dir() and not p.name.startswith("_"))
+OPS = sorted(
+    p
+    for p in (ROOT / "seqzoo_kernels").iterdir()
+    if p.is_dir() and not p.name.startswith("_") and p.name != "bench"
+)
 MAX_LINES = 350
 
 # Who may import whom among our packages, and which parts of seqzoo a part may import; None: all.

@@ -40,7 +40,7 @@ def linear_scan(
         reverse: run from the last token to the first: h_t = e^{...} h_{t+1} + x_t; the final state is then the one at t = 0.
         mode: "parallel" (blocks of time side by side), "chunked" (chunk after chunk), "recurrent" (token after token), or
             "auto". All have the same gradient.
-        backend: "triton" (on a GPU, without phase, not in float64), "torch", "reference" (a plain loop, whatever the mode), or
+        backend: "triton" (on a GPU, not in float64), "torch", "reference" (a plain loop, whatever the mode), or
             "auto".
         chunk_size: tokens a chunk in the chunked mode.
 
@@ -57,7 +57,7 @@ def linear_scan(
     checks.check_count("linear_scan", "chunk_size", chunk_size)
     if mode == "auto":
         mode = "recurrent" if x.shape[1] == 1 and cu_seqlens is None else "parallel"
-    name = dispatch.pick("linear_scan", backend, BACKENDS, {"triton": _no_triton(x, phase)})
+    name = dispatch.pick("linear_scan", backend, BACKENDS, {"triton": _no_triton(x)})
     args = (log_decay, x, phase, initial_state, cu_seqlens, reverse, mode, chunk_size or DEFAULT_CHUNK_SIZE)
     if name == "reference":
         return reference.forward(*args)
@@ -94,12 +94,10 @@ def check(
         checks.check_shape(op, "initial_state", initial_state, (rows, width), letters)
 
 
-def _no_triton(x: Tensor, phase: Tensor | None) -> str | None:
+def _no_triton(x: Tensor) -> str | None:
     """Why the Triton kernels can't serve a call, or None."""
-    if phase is not None:
-        return "it has no rotation: phase must be None"
-    if x.dtype == torch.float64:
-        return "its states are float32, and x is float64"
+    if checks.state_dtype(x.dtype) == torch.float64:
+        return f"its states are float32, and x is {x.dtype}"
     return dispatch.no_triton(x)
 
 

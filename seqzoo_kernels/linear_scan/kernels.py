@@ -13,8 +13,11 @@ import triton.language as tl
 
 from .lookback import before_segments, column_of, decay_of, join, place_of, step, through
 
+# No other kernel for another length: strides of rows come divided by ALIGNED, which does not depend on it.
+LENGTHS = ["T", "B", "tiles", "g_row", "x_row", "dy_row"]
 
-@triton.jit(do_not_specialize=["T", "B", "tiles"])
+
+@triton.jit(do_not_specialize=LENGTHS)
 def forward_kernel(
     g_ptr,
     x_ptr,
@@ -28,6 +31,7 @@ def forward_kernel(
     tiles,
     g_row,
     x_row,
+    ALIGNED: tl.constexpr,
     D: tl.constexpr,
     g_step: tl.constexpr,
     x_step: tl.constexpr,
@@ -49,8 +53,8 @@ def forward_kernel(
     n = T - i
     t = (T - 1 - i if REVERSE else i).to(tl.int64)
     one: tl.constexpr = -1 if REVERSE else 1
-    g_tile = g_ptr + b * g_row + t * g_step + d[None, :]
-    x_tile = x_ptr + b * x_row + t * x_step + d[None, :]
+    g_tile = g_ptr + b * g_row * ALIGNED + t * g_step + d[None, :]
+    x_tile = x_ptr + b * x_row * ALIGNED + t * x_step + d[None, :]
     out_tile = out_ptr + (b * T + t) * D + d[None, :]
 
     decays, rests, xs = (), (), ()
@@ -102,7 +106,7 @@ def forward_kernel(
             tl.store(final_ptr + sequence * D + d[None, :], h, mask=here & ends)
 
 
-@triton.jit(do_not_specialize=["T", "B", "tiles"])
+@triton.jit(do_not_specialize=LENGTHS)
 def backward_kernel(
     g_ptr,
     dy_ptr,
@@ -119,6 +123,7 @@ def backward_kernel(
     tiles,
     g_row,
     dy_row,
+    ALIGNED: tl.constexpr,
     D: tl.constexpr,
     g_step: tl.constexpr,
     dy_step: tl.constexpr,
@@ -141,8 +146,8 @@ def backward_kernel(
     n = T - i
     t = (T - 1 - i if REVERSE else i).to(tl.int64)
     one: tl.constexpr = -1 if REVERSE else 1
-    g_tile = g_ptr + b * g_row + t * g_step + d[None, :]
-    dy_tile = dy_ptr + b * dy_row + t * dy_step + d[None, :]
+    g_tile = g_ptr + b * g_row * ALIGNED + t * g_step + d[None, :]
+    dy_tile = dy_ptr + b * dy_row * ALIGNED + t * dy_step + d[None, :]
     at = (b * T + t) * D + d[None, :]
 
     decays, rests, dys = (), (), ()

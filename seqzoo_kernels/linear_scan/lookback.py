@@ -85,8 +85,8 @@ def _joined(G, k, EXACT: tl.constexpr):
 
 
 @triton.jit
-def _last(x, SIZE: tl.constexpr):
-    return tl.sum(tl.where(tl.arange(0, SIZE)[:, None] == SIZE - 1, x, 0.0), 0)
+def last(x, SIZE: tl.constexpr):
+    return tl.sum(tl.where(tl.arange(0, SIZE)[:, None] == SIZE - 1, x, tl.zeros_like(x)), 0)
 
 
 @triton.jit
@@ -97,7 +97,7 @@ def before_segments(G, k, s, S: tl.constexpr, BD: tl.constexpr, EXACT: tl.conste
         G, k = tl.zeros_like(G), tl.zeros_like(k)
     else:
         G, k = _joined(G, k, EXACT)
-        G_tile, k_tile = _last(G, S), _last(k, S)
+        G_tile, k_tile = last(G, S), last(k, S)
         previous = tl.broadcast_to(tl.maximum(s - 1, 0), [S, BD])
         G = tl.where(s > 0, tl.gather(G, previous, 0), 0.0)
         k = tl.where(s > 0, tl.gather(k, previous, 0), 0.0)
@@ -115,24 +115,31 @@ def column_of(B, D: tl.constexpr, BD: tl.constexpr):
 
 
 @triton.jit
-def _hand_on(place, first, second, mask):
-    """Write two numbers as one word; a first that is NaN would make it look unwritten, and its second is NaN too."""
-    first = tl.where(first == first, first, float("-inf"))
-    word = (first.to(tl.int32, bitcast=True).to(tl.int64) << 32) | second.to(tl.uint32, bitcast=True).to(
-        tl.int64
-    )
-    tl.store(place, word, mask=mask)
+def word_of(first, second):
+    """A float and 32 bits as one word: the float above, and never as that NaN which looks unwritten."""
+    upper = tl.where(first == first, first.to(tl.int32, bitcast=True), 0x7FC00000)
+    return (upper.to(tl.int64) << 32) | second.to(tl.uint32, bitcast=True).to(tl.int64)
 
 
 @triton.jit
-def _wait_for(place, mask):
-    """The two numbers of each word, once all are written; 0 where there is no word."""
-    while tl.max((tl.load(place, mask=mask, other=0, volatile=True) == -1).to(tl.int32)) != 0:
+def parts_of(word):
+    """The float of a word, and its 32 bits as a whole number."""
+    return (word >> 32).to(tl.int32).to(tl.float32, bitcast=True), word.to(tl.int32)
+
+
+@triton.jit
+def read(place, mask):
+    """Words as they are now, and 0 where there is none."""
+    return tl.load(place, mask=mask, other=0, volatile=True)
+
+
+@triton.jit
+def wait_for(place, mask):
+    """The words once all are written."""
+    while tl.max((read(place, mask) == -1).to(tl.int32)) != 0:
         pass
     # read again: where several threads hold the same word, only one of them was asked
-    word = tl.load(place, mask=mask, other=0, volatile=True)
-    first, second = (word >> 32).to(tl.int32), word.to(tl.int32)
-    return first.to(tl.float32, bitcast=True), second.to(tl.float32, bitcast=True)
+    return read(place, mask)
 
 
 @triton.jit
@@ -158,18 +165,19 @@ def through(
         in_group = tile % GROUP
         words = words_ptr + (column.to(tl.int64) * tiles + tile) * BD + tl.arange(0, BD)
         if (in_group < GROUP - 1) & (tile < tiles - 1):
-            _hand_on(words, G_tile, k_tile, inside)
+            tl.store(words, word_of(G_tile, k_tile), mask=inside)
         if tile > 0:
             # the state after the group before, then the totals of the tiles before this one in its own
             n = tl.arange(0, GROUP)[:, None]
             exists = (n <= in_group) & (n + tile > in_group)
-            G, k = _wait_for(words[None, :] + (n - in_group - 1) * BD, exists & inside[None, :])
-            G, k = _joined(G, k, EXACT)
-            k = _last(k, GROUP)
-            carry = join(_last(G, GROUP), carry, k, EXACT) if tile < GROUP else k
+            place = words[None, :] + (n - in_group - 1) * BD
+            G, k = parts_of(wait_for(place, exists & inside[None, :]))
+            G, k = _joined(G, k.to(tl.float32, bitcast=True), EXACT)
+            k = last(k, GROUP)
+            carry = join(last(G, GROUP), carry, k, EXACT) if tile < GROUP else k
         end = join(G_tile, carry, k_tile, EXACT)
         if (in_group == GROUP - 1) & (tile < tiles - 1):
-            _hand_on(words, tl.zeros_like(end), end, inside)
+            tl.store(words, word_of(tl.zeros_like(end), end), mask=inside)
     else:
         end = join(G_tile, carry, k_tile, EXACT)
     return carry, end

@@ -1,5 +1,7 @@
-"""linear_scan on a GPU: shapes, strides and launches; the kernels are in kernels.py."""
+"""linear_scan on a GPU: shapes, strides and launches; the kernels are in kernels.py, and for complex states in rotating.py."""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -7,17 +9,18 @@ import triton
 from torch import Tensor
 
 from ..packs import locate
-from .kernels import backward_kernel, forward_kernel
+from . import kernels, rotating
 
 Optional = Tensor | None
 WIDTH = 64  # channels of a tile, two to a thread
 GROUP = 8  # tiles that look back together, at least
 LONGEST_CHAIN = 64  # groups that wait for each other, above which tiles are larger
 # Segments of a tile and steps of a segment, by the bytes of an element, for the forward and the backward pass: short tiles
-# first. The fastest that were measured on an H200.
+# first. The fastest that were measured on an H200, for real states; those of complex ones leave no register to spill.
 TILES = {
     2: (((4, 16), (8, 32)), ((2, 32), (8, 32))),
     4: (((2, 16), (8, 16)), ((2, 8), (2, 16), (8, 16))),
+    8: (((4, 8), (8, 8)), ((4, 4), (8, 4))),
 }
 
 
@@ -31,15 +34,22 @@ def forward(
     mode: str,
     chunk_size: int,
 ) -> tuple[Tensor, Tensor]:
+    state_dtype = torch.float32 if phase is None else torch.complex64
     g, x = _dense(log_decay), _dense(x)
     batch, length, width = x.shape
     rows = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    state = None if initial_state is None else initial_state.float().contiguous()
-    final = _ends(state, (rows, width), x, cu_seqlens)
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    state = None if initial_state is None else initial_state.to(state_dtype).contiguous()
+    final = _ends(state, (rows, width), x, state_dtype, cu_seqlens)
+    out = torch.empty(x.shape, dtype=x.dtype if phase is None else state_dtype, device=x.device)
     sequence = None if cu_seqlens is None else _sequence(cu_seqlens, length)
-    pointers = (g, x, state, sequence, out, final)
-    _launch(forward_kernel, pointers, x, (g, x), sequence, reverse, mode, state is not None)
+    flags = {"REVERSE": reverse, "HAS_STATE": state is not None}
+    if phase is None:
+        _launch(kernels.forward_kernel, (g, x, state, sequence, out, final), (g, x), x, mode, sequence, flags)
+    else:
+        phase = _dense(phase)
+        pointers = (g, phase, x, state, sequence, out, final)
+        flags |= {"STEADY": phase.dim() == 1, "COMPLEX": x.is_complex()}
+        _launch(rotating.forward_kernel, pointers, (g, phase, x), x, mode, sequence, flags)
     return out, final
 
 
@@ -58,74 +68,97 @@ def backward(
     chunk_size: int,
 ) -> tuple[Optional, ...]:
     g, dy = _dense(log_decay), _dense(grad_out)
-    length = x.shape[1]
-    state = None if initial_state is None else initial_state.float().contiguous()
-    d_final = grad_final.float().contiguous()
-    d_state, dx = _ends(d_final, d_final.shape, x, cu_seqlens), torch.empty_like(out)
-    sequence = None if cu_seqlens is None else _sequence(cu_seqlens, length)
-    constant = g.dim() == 1
-    if constant:  # a sum over time a tile, added up in float64
-        S, L, _, _ = _tiling(x, mode, True)
-        dg = x.new_zeros(triton.cdiv(length, S * L), *x.shape[::2], dtype=torch.float32)
+    state = None if initial_state is None else initial_state.to(final.dtype).contiguous()
+    d_final = grad_final.to(final.dtype).contiguous()
+    d_state = _ends(d_final, d_final.shape, x, final.dtype, cu_seqlens)
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    sequence = None if cu_seqlens is None else _sequence(cu_seqlens, x.shape[1])
+    flags = {"REVERSE": not reverse, "HAS_STATE": state is not None}
+    dg, dphase = _gradient_of(g, x, mode, phase is not None), None
+    pointers: tuple[Optional, ...]
+    if phase is None:
+        pointers = (g, dy, out, state, d_final, sequence, dg, dx, d_state)
+        _launch(kernels.backward_kernel, pointers, (g, dy), x, mode, sequence, flags)
     else:
-        dg = torch.empty(x.shape, dtype=g.dtype, device=g.device)
-    pointers = (g, dy, out, state, d_final, sequence, dg, dx, d_state)
-    _launch(backward_kernel, pointers, x, (g, dy), sequence, not reverse, mode, state is not None)
-    if constant:
-        dg = dg.sum((0, 1), dtype=torch.float64).to(g.dtype)
-    return dg, dx, None, None if initial_state is None else d_state.to(initial_state.dtype), None
+        phase = _dense(phase)
+        dphase = _gradient_of(phase, x, mode, True)
+        pointers = (g, phase, dy, out, state, d_final, sequence, dg, dphase, dx, d_state)
+        flags |= {"STEADY": phase.dim() == 1, "COMPLEX": x.is_complex()}
+        _launch(rotating.backward_kernel, pointers, (g, phase, dy), x, mode, sequence, flags)
+        dphase = _summed(dphase, phase)
+    if initial_state is None:
+        return _summed(dg, g), dx, dphase, None, None
+    d_state = d_state if initial_state.is_complex() or phase is None else d_state.real
+    return _summed(dg, g), dx, dphase, d_state.to(initial_state.dtype), None
+
+
+def _gradient_of(value: Tensor, x: Tensor, mode: str, turning: bool) -> Tensor:
+    """Where the gradient of a decay or phase goes; that of a constant is a sum over time a tile."""
+    if value.dim() == 3:
+        return torch.empty(x.shape, dtype=value.dtype, device=x.device)
+    S, L, _, _ = _tiling(x, mode, True, turning)
+    shape = (triton.cdiv(x.shape[1], S * L), x.shape[0], x.shape[2])
+    return torch.empty(shape, dtype=torch.float32, device=x.device)
+
+
+def _summed(grad: Tensor, value: Tensor) -> Tensor:
+    """The sums of a constant's tiles, added up in float64."""
+    return grad if value.dim() == 3 else grad.sum((0, 1), dtype=torch.float64).to(value.dtype)
 
 
 def _launch(
     kernel: Any,
-    pointers: tuple[Optional, ...],
+    pointers: Sequence[Optional],
+    strided: Sequence[Tensor],
     x: Tensor,
-    strided: tuple[Tensor, Tensor],
-    sequence: Optional,
-    reverse: bool,
     mode: str,
-    has_state: bool,
+    sequence: Optional,
+    flags: dict[str, bool],
 ) -> None:
-    """`strided` are the first two of the inputs, log_decay and the one that is as large as x."""
+    """`strided` are those among the inputs that may have strides, log_decay first."""
     if not x.numel():
         return
     batch, length, width = x.shape
-    S, L, BD, group = _tiling(x, mode, kernel is backward_kernel)
+    turning = "STEADY" in flags
+    backward = kernel in (kernels.backward_kernel, rotating.backward_kernel)
+    S, L, BD, group = _tiling(x, mode, backward, turning)
     tiles = triton.cdiv(length, S * L)
     columns = batch * triton.cdiv(width, BD)
     # -1 is a word that is not yet written
-    words = x.new_full((tiles * columns * BD if tiles > 1 else 1,), -1, dtype=torch.int64)
-    g, other = strided
-    rows, steps = zip(*[t.stride()[:2] if t.dim() == 3 else (0, 0) for t in (g, other)], strict=True)
+    count = tiles * columns * BD * (2 if turning else 1) if tiles > 1 else 1
+    words = torch.full((count,), -1, dtype=torch.int64, device=x.device)
+    rows, steps = zip(*[t.stride()[:2] if t.dim() == 3 else (0, 0) for t in strided], strict=True)
+    aligned = math.gcd(16, *rows, *steps)
+    if not turning:
+        flags["EXACT"] = x.dtype == torch.float32
     kernel[(tiles * columns,)](
-        *[words if p is None else p for p in pointers],
+        *[words if p is None else p.view(torch.int64) if p.is_complex() else p for p in pointers],
         words,
         length,
         batch,
         tiles,
-        *rows,
+        *[row // aligned for row in rows],
+        aligned,
         width,
         *steps,
-        CONSTANT=g.dim() == 1,
-        REVERSE=reverse,
+        CONSTANT=strided[0].dim() == 1,
         PACKED=sequence is not None,
-        HAS_STATE=has_state,
         CHAINED=tiles > 1,
         GROUP=group,
-        EXACT=x.dtype == torch.float32,
         S=S,
         L=L,
         BD=BD,
+        **flags,
         num_warps=S,
     )
 
 
-def _tiling(x: Tensor, mode: str, backward: bool) -> tuple[int, int, int, int]:
+def _tiling(x: Tensor, mode: str, backward: bool, turning: bool) -> tuple[int, int, int, int]:
     """Segments, each a warp; steps of a segment; channels; tiles that look back together."""
     length = x.shape[1]
     if length == 1:
         return 1, 1, 4 * WIDTH, GROUP
-    tiles = TILES[x.element_size()][backward]
+    tiles = TILES[8 if turning else x.element_size()][backward]
     if mode == "recurrent":
         return 1, tiles[0][1], WIDTH, GROUP
     for segments, steps in tiles:
@@ -135,14 +168,17 @@ def _tiling(x: Tensor, mode: str, backward: bool) -> tuple[int, int, int, int]:
     return segments, steps, WIDTH, group
 
 
-def _ends(start: Optional, shape: tuple[int, ...], x: Tensor, cu_seqlens: Optional) -> Tensor:
+def _ends(
+    start: Optional, shape: tuple[int, ...], x: Tensor, dtype: torch.dtype, cu_seqlens: Optional
+) -> Tensor:
     """Where the state at the end goes: a row without tokens ends where it starts, of all others the kernel writes it."""
     if cu_seqlens is None and x.numel():
-        return x.new_empty(shape, dtype=torch.float32)
-    return x.new_zeros(shape, dtype=torch.float32) if start is None else start.clone()
+        return torch.empty(shape, dtype=dtype, device=x.device)
+    return torch.zeros(shape, dtype=dtype, device=x.device) if start is None else start.clone()
 
 
 def _dense(x: Tensor) -> Tensor:
+    x = x.resolve_conj()
     return x if x.stride(-1) == 1 else x.contiguous()
 
 

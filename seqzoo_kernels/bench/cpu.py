@@ -1,25 +1,20 @@
-"""``python -m seqzoo_kernels.bench``: our ops and their peers on the same tensors, in one run.
+"""Every op in a few shapes for a CPU, beside its peers; a GPU runs the same.
 
 Every result is first compared with a float64 reference; a wrong one is not timed. Times are medians, in milliseconds, of
 runs taken in turn, so that a slow moment of the machine falls on all of them. `target` is the ratio, peer / ours, to reach.
 """
 
-import argparse
 import dataclasses
-import datetime
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import AttentionState, attention, gated_linear_attention, linear_scan
+from .. import AttentionState, attention, gated_linear_attention, linear_scan
 
 Run = Callable[..., Tensor]
 
@@ -222,30 +217,11 @@ def _print(row: dict[str, Any]) -> None:
         )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Print the table; write it with machine, versions and date to ``--json FILE``."""
-    parser = argparse.ArgumentParser(prog="python -m seqzoo_kernels.bench", description=__doc__)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--only", default="", help="run the cases whose name contains this")
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--json", type=Path, help="also write the rows to this file")
-    args = parser.parse_args(argv)
-    device = torch.device(args.device)
+def run(device: torch.device, only: str, repeats: int) -> list[dict[str, Any]]:
+    """The rows of the cases whose name contains `only`, printed as they come."""
     rows = []
     for case in cases():
-        if args.only in case.name:
-            rows.append(run_case(case, device, args.repeats))
+        if only in case.name:
+            rows.append(run_case(case, device, repeats))
             _print(rows[-1])
-    if args.json:
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
-        record = {
-            "date": datetime.date.today().isoformat(),
-            "machine": {"device": name, "threads": torch.get_num_threads(), "platform": platform.machine()},
-            "versions": {"torch": torch.__version__, "python": platform.python_version()},
-            "rows": rows,
-        }
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    return rows

@@ -1,0 +1,298 @@
+"""The Triton kernels of linear_scan, for complex recurrences: one pass over the data each way, tiled as in kernels.py.
+
+    forward   h_t = a_t h_{t-1} + x_t,   a_t = e^{g_t + i phase_t}
+    backward  G_t = dy_t + k_{t+1},      k_t = conj(a_t) G_t,   d x_t = G_t
+              z_t = conj(k_t) h_{t-1},   d g_t = Re z_t,        d phase_t = -Im z_t
+
+Complex numbers are read and written whole, as words of 64 bits; states are float32. A decay that is constant in time
+(CONSTANT) is read once, and so is a phase (STEADY), whose turn then keeps what rounding lost of it.
+"""
+
+import triton
+import triton.language as tl
+
+from .lookback import column_of, decay_of, place_of
+from .rotation import (
+    angle_of,
+    before_segments,
+    decayed,
+    exact_turn_of,
+    join,
+    load,
+    store,
+    through,
+    turn_of,
+    turned,
+)
+
+# No other kernel for another length: strides of rows come divided by ALIGNED, which does not depend on it.
+LENGTHS = ["T", "B", "tiles", "g_row", "phase_row", "x_row", "dy_row"]
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def forward_kernel(
+    g_ptr,
+    phase_ptr,
+    x_ptr,
+    state_ptr,
+    sequence_ptr,
+    out_ptr,
+    final_ptr,
+    words_ptr,
+    T,
+    B,
+    tiles,
+    g_row,
+    phase_row,
+    x_row,
+    ALIGNED: tl.constexpr,
+    D: tl.constexpr,
+    g_step: tl.constexpr,
+    phase_step: tl.constexpr,
+    x_step: tl.constexpr,
+    CONSTANT: tl.constexpr,
+    STEADY: tl.constexpr,
+    COMPLEX: tl.constexpr,
+    REVERSE: tl.constexpr,
+    PACKED: tl.constexpr,
+    HAS_STATE: tl.constexpr,
+    CHAINED: tl.constexpr,
+    GROUP: tl.constexpr,
+    S: tl.constexpr,
+    L: tl.constexpr,
+    BD: tl.constexpr,
+):
+    """COMPLEX says that x is."""
+    tile, column, b, d = column_of(B, D, BD)
+    inside = d < D
+    s = tl.arange(0, S)[:, None]
+    i = tile * (S * L) + s * L  # of each segment: steps before it, and left from there on
+    n = T - i
+    t = (T - 1 - i if REVERSE else i).to(tl.int64)
+    one: tl.constexpr = -1 if REVERSE else 1
+    g_tile = g_ptr + b * g_row * ALIGNED + t * g_step + d[None, :]
+    phase_tile = phase_ptr + b * phase_row * ALIGNED + t * phase_step + d[None, :]
+    x_tile = x_ptr + b * x_row * ALIGNED + t * x_step + d[None, :]
+    out_tile = out_ptr + (b * T + t) * D + d[None, :]
+
+    decays, rests, coses, sines, xs_re, xs_im = (), (), (), (), (), ()
+    G, A = tl.zeros([S, BD], tl.float32), tl.zeros([S, BD], tl.int64)
+    k_re, k_im = tl.zeros([S, BD], tl.float32), tl.zeros([S, BD], tl.float32)
+    if CONSTANT:
+        g_0 = tl.load(g_ptr + d, mask=inside, other=0.0).to(tl.float32)[None, :]
+    if STEADY:
+        phase = tl.load(phase_ptr + d, mask=inside, other=0.0)[None, :]
+        angle = angle_of(phase)
+        c, sin, c_lost, s_lost = exact_turn_of(angle)
+    for l in tl.static_range(L):
+        here = (l < n) & inside[None, :]
+        if PACKED:
+            sequence, begins, ends = place_of(l, n, i, sequence_ptr + t, one)
+            here = here & (sequence >= 0)
+        x_re, x_im = load(x_tile + one * l * x_step, here, COMPLEX)
+        if CONSTANT:
+            g = g_0
+        else:
+            g = tl.load(g_tile + one * l * g_step, mask=here, other=0.0).to(tl.float32)
+        if not STEADY:
+            phase = tl.load(phase_tile + one * l * phase_step, mask=here, other=0.0)
+            angle = angle_of(phase)
+            c, sin = turn_of(angle)
+            c_lost, s_lost = c, sin  # not used
+        g = g + 0.0 * phase.to(tl.float32)  # a phase that is NaN
+        decay, rest = decay_of(g, True)
+        if PACKED:
+            if HAS_STATE:
+                h_re, h_im = load(state_ptr + sequence * D + d[None, :], here & begins, True)
+                h_re, h_im = turned(c, sin, c_lost, s_lost, h_re, h_im, STEADY)
+                x_re, x_im = decayed(decay, rest, h_re, h_im, x_re, x_im)
+            cut = begins | (sequence < 0)
+            g = tl.where(cut, float("-inf"), g)
+            decay, rest = tl.where(cut, 0.0, decay), tl.where(cut, 0.0, rest)
+        new_re, new_im = turned(c, sin, c_lost, s_lost, k_re, k_im, STEADY)
+        new_re, new_im = decayed(decay, rest, new_re, new_im, x_re, x_im)
+        if CONSTANT or STEADY:  # what is read for each step is 0 behind the last one
+            G, A = G + tl.where(l < n, g, 0.0), A + tl.where(l < n, angle, 0)
+            k_re, k_im = tl.where(l < n, new_re, k_re), tl.where(l < n, new_im, k_im)
+        else:
+            G, A, k_re, k_im = G + g, A + angle, new_re, new_im
+        decays, rests, xs_re, xs_im = decays + (decay,), rests + (rest,), xs_re + (x_re,), xs_im + (x_im,)
+        coses, sines = coses + (c,), sines + (sin,)
+
+    re, im = tl.zeros([BD], tl.float32), tl.zeros([BD], tl.float32)
+    if HAS_STATE and not PACKED:
+        re, im = load(state_ptr + b * D + d, inside, True)
+    G, A, k_re, k_im, G_tile, A_tile, re_tile, im_tile = before_segments(G, A, k_re, k_im, s, S, BD)
+    re, im, end_re, end_im = through(
+        re, im, G_tile, A_tile, re_tile, im_tile, tile, tiles, column, inside, words_ptr, CHAINED, GROUP, BD
+    )
+    if not PACKED:  # noqa: SIM102 (known when compiled, the other one is not)
+        if tile == tiles - 1:
+            store(final_ptr + b * D + d, end_re, end_im, inside)
+
+    h_re, h_im = join(G, A, re[None, :], im[None, :], k_re, k_im, False)
+    if not STEADY:
+        c_lost, s_lost = coses[0], sines[0]  # not used
+    for l in tl.static_range(L):
+        here = (l < n) & inside[None, :]
+        h_re, h_im = turned(coses[l], sines[l], c_lost, s_lost, h_re, h_im, STEADY)
+        h_re, h_im = decayed(decays[l], rests[l], h_re, h_im, xs_re[l], xs_im[l])
+        store(out_tile + one * l * D, h_re, h_im, here)
+        if PACKED:
+            sequence, begins, ends = place_of(l, n, i, sequence_ptr + t, one)
+            store(final_ptr + sequence * D + d[None, :], h_re, h_im, here & ends)
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def backward_kernel(
+    g_ptr,
+    phase_ptr,
+    dy_ptr,
+    h_ptr,
+    state_ptr,
+    d_final_ptr,
+    sequence_ptr,
+    dg_ptr,
+    dphase_ptr,
+    dx_ptr,
+    d_state_ptr,
+    words_ptr,
+    T,
+    B,
+    tiles,
+    g_row,
+    phase_row,
+    dy_row,
+    ALIGNED: tl.constexpr,
+    D: tl.constexpr,
+    g_step: tl.constexpr,
+    phase_step: tl.constexpr,
+    dy_step: tl.constexpr,
+    CONSTANT: tl.constexpr,
+    STEADY: tl.constexpr,
+    COMPLEX: tl.constexpr,
+    REVERSE: tl.constexpr,
+    PACKED: tl.constexpr,
+    HAS_STATE: tl.constexpr,
+    CHAINED: tl.constexpr,
+    GROUP: tl.constexpr,
+    S: tl.constexpr,
+    L: tl.constexpr,
+    BD: tl.constexpr,
+):
+    """COMPLEX says that x is, and so its gradient; REVERSE is this kernel's own direction, against that of the scan."""
+    tile, column, b, d = column_of(B, D, BD)
+    inside = d < D
+    s = tl.arange(0, S)[:, None]
+    i = tile * (S * L) + s * L  # of each segment: steps before it, and left from there on
+    n = T - i
+    t = (T - 1 - i if REVERSE else i).to(tl.int64)
+    one: tl.constexpr = -1 if REVERSE else 1
+    g_tile = g_ptr + b * g_row * ALIGNED + t * g_step + d[None, :]
+    phase_tile = phase_ptr + b * phase_row * ALIGNED + t * phase_step + d[None, :]
+    dy_tile = dy_ptr + b * dy_row * ALIGNED + t * dy_step + d[None, :]
+    at = (b * T + t) * D + d[None, :]
+
+    decays, rests, coses, sines, dys_re, dys_im = (), (), (), (), (), ()
+    G, A = tl.zeros([S, BD], tl.float32), tl.zeros([S, BD], tl.int64)
+    k_re, k_im = tl.zeros([S, BD], tl.float32), tl.zeros([S, BD], tl.float32)
+    if CONSTANT:
+        g_0 = tl.load(g_ptr + d, mask=inside, other=0.0).to(tl.float32)[None, :]
+    if STEADY:
+        phase = tl.load(phase_ptr + d, mask=inside, other=0.0)[None, :]
+        angle = -angle_of(phase)
+        c, sin, c_lost, s_lost = exact_turn_of(angle)
+    for l in tl.static_range(L):
+        here = (l < n) & inside[None, :]
+        if PACKED:
+            sequence, begins, ends = place_of(l, n, i, sequence_ptr + t, one)
+            here = here & (sequence >= 0)
+        dy_re, dy_im = load(dy_tile + one * l * dy_step, here, True)
+        if CONSTANT:
+            g = g_0
+        else:
+            g = tl.load(g_tile + one * l * g_step, mask=here, other=0.0).to(tl.float32)
+        if not STEADY:
+            phase = tl.load(phase_tile + one * l * phase_step, mask=here, other=0.0)
+            angle = -angle_of(phase)
+            c, sin = turn_of(angle)
+            c_lost, s_lost = c, sin  # not used
+        g = g + 0.0 * phase.to(tl.float32)  # a phase that is NaN
+        decay, rest = decay_of(g, True)
+        if PACKED:
+            end_re, end_im = load(d_final_ptr + sequence * D + d[None, :], here & begins, True)
+            dy_re, dy_im = dy_re + end_re, dy_im + end_im
+        new_re, new_im = turned(c, sin, c_lost, s_lost, k_re + dy_re, k_im + dy_im, STEADY)
+        new_re, new_im = decayed(decay, rest, new_re, new_im, 0.0, 0.0)
+        if CONSTANT or STEADY:  # what is read for each step is 0 behind the last one
+            G, A = G + tl.where(l < n, g, 0.0), A + tl.where(l < n, angle, 0)
+            k_re, k_im = tl.where(l < n, new_re, k_re), tl.where(l < n, new_im, k_im)
+        else:
+            G, A, k_re, k_im = G + g, A + angle, new_re, new_im
+        if PACKED:
+            cut = ends | (sequence < 0)
+            G = tl.where(cut, float("-inf"), G)
+            k_re, k_im = tl.where(cut, 0.0, k_re), tl.where(cut, 0.0, k_im)
+        decays, rests = decays + (decay,), rests + (rest,)
+        coses, sines, dys_re, dys_im = coses + (c,), sines + (sin,), dys_re + (dy_re,), dys_im + (dy_im,)
+
+    hs_re, hs_im = (), ()  # the state before each step of the scan, which is the one after it here
+    for l in tl.static_range(L):
+        here = (l < n) & inside[None, :]
+        if PACKED:
+            sequence, begins, ends = place_of(l, n, i, sequence_ptr + t, one)
+            here = here & (sequence >= 0)
+        else:
+            sequence, ends = b, l == n - 1
+        h_re, h_im = load(h_ptr + at + one * (l + 1) * D, here & (ends == 0), True)
+        if HAS_STATE:
+            h_0_re, h_0_im = load(state_ptr + sequence * D + d[None, :], here & ends, True)
+            h_re, h_im = h_re + h_0_re, h_im + h_0_im
+        hs_re, hs_im = hs_re + (h_re,), hs_im + (h_im,)
+
+    re, im = tl.zeros([BD], tl.float32), tl.zeros([BD], tl.float32)
+    if not PACKED:
+        re, im = load(d_final_ptr + b * D + d, inside, True)
+    G, A, k_re, k_im, G_tile, A_tile, re_tile, im_tile = before_segments(G, A, k_re, k_im, s, S, BD)
+    re, im, end_re, end_im = through(
+        re, im, G_tile, A_tile, re_tile, im_tile, tile, tiles, column, inside, words_ptr, CHAINED, GROUP, BD
+    )
+    if not PACKED:  # noqa: SIM102 (known when compiled, the other one is not)
+        if tile == tiles - 1:
+            store(d_state_ptr + b * D + d, end_re, end_im, inside)
+
+    k_re, k_im = join(G, A, re[None, :], im[None, :], k_re, k_im, False)
+    total_g, total_phase = tl.zeros([S, BD], tl.float32), tl.zeros([S, BD], tl.float32)
+    if not STEADY:
+        c_lost, s_lost = coses[0], sines[0]  # not used
+    for l in tl.static_range(L):
+        here = (l < n) & inside[None, :]
+        dx_re, dx_im = k_re + dys_re[l], k_im + dys_im[l]
+        k_re, k_im = turned(coses[l], sines[l], c_lost, s_lost, dx_re, dx_im, STEADY)
+        k_re, k_im = decayed(decays[l], rests[l], k_re, k_im, 0.0, 0.0)
+        dg = k_re * hs_re[l] + k_im * hs_im[l]
+        dphase = k_im * hs_re[l] - k_re * hs_im[l]
+        if PACKED:
+            sequence, begins, ends = place_of(l, n, i, sequence_ptr + t, one)
+            none = sequence < 0
+            dx_re, dx_im = tl.where(none, 0.0, dx_re), tl.where(none, 0.0, dx_im)
+            dg, dphase = tl.where(none, 0.0, dg), tl.where(none, 0.0, dphase)
+            store(d_state_ptr + sequence * D + d[None, :], k_re, k_im, here & ends)
+            k_re, k_im = tl.where(ends | none, 0.0, k_re), tl.where(ends | none, 0.0, k_im)
+        if COMPLEX:
+            store(dx_ptr + at + one * l * D, dx_re, dx_im, here)
+        else:
+            tl.store(dx_ptr + at + one * l * D, dx_re, mask=here)
+        if CONSTANT:
+            total_g += tl.where(here, dg, 0.0)
+        else:
+            tl.store(dg_ptr + at + one * l * D, dg, mask=here)
+        if STEADY:
+            total_phase += tl.where(here, dphase, 0.0)
+        else:
+            tl.store(dphase_ptr + at + one * l * D, dphase, mask=here)
+    share = (tile.to(tl.int64) * B + b) * D + d
+    if CONSTANT:
+        tl.store(dg_ptr + share, tl.sum(total_g, 0), mask=inside)
+    if STEADY:
+        tl.store(dphase_ptr + share, tl.sum(total_phase, 0), mask=inside)

@@ -1,0 +1,91 @@
+"""The bench of ops, small and on a CPU."""
+
+import json
+
+import pytest
+import torch
+from torch import Tensor
+
+from seqzoo_kernels.bench import core, cpu, linear_scan, ops, output, timing
+from seqzoo_kernels.bench.__main__ import main
+
+CPU = torch.device("cpu")
+
+
+def wrong(a: Tensor, x: Tensor) -> Tensor:
+    return a * x
+
+
+def refuses(a: Tensor, x: Tensor) -> Tensor:
+    raise RuntimeError("not today")
+
+
+def absent() -> core.Run:
+    raise ImportError("No module named 'peer'")
+
+
+@pytest.mark.parametrize("op", ops.OPS)
+def test_cases_have_names_of_their_own(op):
+    names = [case.name for case in ops.cases(op)]
+    assert len(set(names)) == len(names) > 0
+    assert all(case.ways[0].name == "ours" for case in ops.cases(op))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        linear_scan.real(2, 33, 4, torch.float32),
+        linear_scan.real(2, 33, 4, torch.bfloat16),
+        linear_scan.turning(2, 33, 4, "phase [D]"),
+        linear_scan.turning(2, 33, 4, "decay [D], phase [D]"),
+        linear_scan.turning(2, 33, 4, "phase [B, T, D]"),
+    ],
+    ids=lambda case: case.name,
+)
+def test_ours_is_judged_and_timed(case):
+    row = core.run_case(case, CPU, 3)
+    for name in ("ours", "torch associative_scan"):
+        assert {core.FORWARD, core.BOTH, "error", "error of gradients"} <= row["ways"][name].keys(), row
+    for name, way in row["ways"].items():
+        assert "accelerated" not in name or "not installed" in way["why"]
+    output.print_row(row)
+
+
+def test_what_is_wrong_absent_or_refuses_is_not_timed():
+    case = linear_scan.real(2, 9, 4, torch.float32)
+    ways = [core.Way("ours", lambda: wrong), core.Way("refuses", lambda: refuses), core.Way("absent", absent)]
+    row = core.run_case(core.Case(case.name, case.inputs, ways, case.exact, case.floor, (1.0, 1.0)), CPU, 3)
+    assert [row["ways"][way.name]["why"] for way in ways] == [
+        "wrong result",
+        "RuntimeError: not today",
+        "not installed: No module named 'peer'",
+    ]
+    assert not any(core.FORWARD in row["ways"][way.name] for way in ways)
+    assert output.missed([row]) == [f"{case.name}: wrong result"]
+
+
+def test_a_cold_start_has_a_process_of_its_own(monkeypatch):
+    monkeypatch.setattr(timing, "COLD_SECONDS", 100)
+    found = timing.cold_start("linear_scan", "over T: real [256, 512, 256] bfloat16", "no such way", CPU)
+    assert "StopIteration" in found["why cold"]
+    case = linear_scan.real(2, 9, 4, torch.float32)
+    assert core.first_calls(case, "ours", CPU).keys() == {"first forward", "first forward and backward"}
+
+
+def test_table_json_and_plot(tmp_path, monkeypatch, capsys):
+    points = [linear_scan.real(1, T, 4, torch.float32, plotted=True) for T in (8, 16)]
+    monkeypatch.setattr(ops, "cases", lambda op: points)
+    json_file, plot_file = tmp_path / "rows.json", tmp_path / "plot.svg"
+    main(["linear_scan", "--device", "cpu", "--repeats", "3", "--json", str(json_file)])
+    assert "2 cases, 0 missed" in capsys.readouterr().out
+    record = json.loads(json_file.read_text())
+    assert record["versions"]["torch"] == torch.__version__ and len(record["rows"]) == 2
+    main(["linear_scan", "--rows", str(json_file), "--plot", str(plot_file)])
+    assert plot_file.read_text().startswith("<?xml")
+
+
+def test_no_op_is_the_table_of_all(monkeypatch, capsys):
+    real = cpu.cases()[0]
+    monkeypatch.setattr(cpu, "cases", lambda: [real])
+    main(["--device", "cpu", "--repeats", "3"])
+    assert "real scan [4, 2048, 512]" in capsys.readouterr().out
