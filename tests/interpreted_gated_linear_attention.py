@@ -38,7 +38,7 @@ def test_packing(variant, cu):
 def test_heads_wider_than_a_tile(variant, monkeypatch):
     from seqzoo_kernels.gated_linear_attention import triton as backend
 
-    tiles = {name: (16, 16, 4, 1) for name in backend.TILES[4]}
+    tiles = dict.fromkeys(backend.TILES[4], (16, 16, 4, 1))
     monkeypatch.setattr(backend, "TILES", {2: tiles, 4: tiles})
     check(Attention().make(variant, T=20, size=35, B=1), "triton", "chunked", torch.float32)
 

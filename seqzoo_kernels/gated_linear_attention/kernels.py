@@ -425,7 +425,9 @@ def recurrent_kernel(
             S = S + new
         else:
             if GATE == CHANNEL:
-                g = tl.load(g_ptr + (token * G + group) * K + kk, mask=kk < K, other=0.0).to(tl.float32)[:, None]
+                g = tl.load(g_ptr + (token * G + group) * K + kk, mask=kk < K, other=0.0).to(tl.float32)[
+                    :, None
+                ]
             elif GATE == CONSTANT:
                 g = tl.load(g_ptr + group).to(tl.float32) + tl.zeros([1, 1], tl.float32)
             else:

@@ -94,16 +94,17 @@ def centre(g, i):
 
 
 @triton.jit
-def level(g, i, j, half: tl.constexpr, PRECISION: tl.constexpr):
-    """Weights [C, BK] by which queries in second halves and keys in first halves meet, in blocks of 2 * half tokens, and
-    which pairs [C, C] do.
+def level(g, i, j, n, EXACT: tl.constexpr):
+    """Weights [C, BK] by which queries in second halves and keys in first halves meet, in blocks of two halves of 2^n tokens,
+    and which pairs [C, C] do.
 
     A query has e^{gates from the start of its half to itself}, a key e^{gates after it to the end of its half}.
     """
-    block, key_block = i[:, None] // half, j[None, :] // half
-    second = block % 2 == 1
+    block, key_block = i[:, None] >> n, j[None, :] >> n
+    second = (block & 1) == 1
     ours = (block == key_block) & tl.where(second, j[None, :] <= i[:, None], j[None, :] > i[:, None])
-    sums = product(ours.to(tl.float32), tl.maximum(g, CLOSED), None, tl.float32, PRECISION)
+    precision: tl.constexpr = "tf32x3" if EXACT else "tf32"  # an exponent's error counts where it is small
+    sums = product(ours.to(tl.float32), tl.maximum(g, CLOSED), None, tl.float32, precision)
     return tl.exp(sums), second & (key_block + 1 == block)
 
 
@@ -122,24 +123,24 @@ def channel_scores(
     """A [C, C] with A_ij = sum_k q_ik k_jk e^{gates j+1 .. i} for j <= i, 0 above the diagonal."""
     q, k = q.to(tl.float32), k.to(tl.float32)
     if EXACT:
-        A = _level_scores(q, k, g, i, j, LEVELS, OPERAND, PRECISION)
+        A = _level_scores(q, k, g, i, j, LEVELS, EXACT, OPERAND, PRECISION)
     else:
         P, mild = centre(g, i)
         if mild:
             A = product(q * tl.exp(P), tl.trans(k * tl.exp(-P)), None, OPERAND, PRECISION)
             A = tl.where(i[:, None] >= j[None, :], A, 0.0)
         else:
-            A = _level_scores(q, k, g, i, j, LEVELS, OPERAND, PRECISION)
+            A = _level_scores(q, k, g, i, j, LEVELS, EXACT, OPERAND, PRECISION)
     return A
 
 
 @triton.jit
 def _level_scores(
-    q, k, g, i, j, LEVELS: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr
+    q, k, g, i, j, LEVELS: tl.constexpr, EXACT: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr
 ):
     A = tl.where(i[:, None] == j[None, :], tl.sum(q * k, 1)[:, None], 0.0)
-    for n in tl.static_range(LEVELS):
-        w, pairs = level(g, i, j, 1 << n, "tf32x3")
+    for n in tl.range(LEVELS, num_stages=1):
+        w, pairs = level(g, i, j, n, EXACT)
         A += tl.where(pairs, product(q * w, tl.trans(k * w), None, OPERAND, PRECISION), 0.0)
     return A
 
@@ -162,7 +163,7 @@ def channel_gradients(
     """dq and dk with what channel_scores hands back for dA [C, C], which is 0 above the diagonal."""
     q, k = q.to(tl.float32), k.to(tl.float32)
     if EXACT:
-        dq, dk = _level_gradients(q, k, g, dA, dq, dk, i, j, LEVELS, OPERAND, PRECISION)
+        dq, dk = _level_gradients(q, k, g, dA, dq, dk, i, j, LEVELS, EXACT, OPERAND, PRECISION)
     else:
         P, mild = centre(g, i)
         if mild:
@@ -170,19 +171,30 @@ def channel_gradients(
             dq += up * product(dA, k * down, None, OPERAND, PRECISION)
             dk += down * product(tl.trans(dA), q * up, None, OPERAND, PRECISION)
         else:
-            dq, dk = _level_gradients(q, k, g, dA, dq, dk, i, j, LEVELS, OPERAND, PRECISION)
+            dq, dk = _level_gradients(q, k, g, dA, dq, dk, i, j, LEVELS, EXACT, OPERAND, PRECISION)
     return dq, dk
 
 
 @triton.jit
 def _level_gradients(
-    q, k, g, dA, dq, dk, i, j, LEVELS: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr
+    q,
+    k,
+    g,
+    dA,
+    dq,
+    dk,
+    i,
+    j,
+    LEVELS: tl.constexpr,
+    EXACT: tl.constexpr,
+    OPERAND: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     own = tl.sum(tl.where(i[:, None] == j[None, :], dA, 0.0), 1)[:, None]
     dq += own * k
     dk += own * q
-    for n in tl.static_range(LEVELS):
-        w, pairs = level(g, i, j, 1 << n, "tf32x3")
+    for n in tl.range(LEVELS, num_stages=1):
+        w, pairs = level(g, i, j, n, EXACT)
         part = tl.where(pairs, dA, 0.0)
         dq += w * product(part, k * w, None, OPERAND, PRECISION)
         dk += w * product(tl.trans(part), q * w, None, OPERAND, PRECISION)

@@ -85,7 +85,16 @@ def backward(
     do = grad_out.contiguous()
     states = _states(call, state, torch.empty_like(final))
     d_states, d_initial = torch.empty_like(states), torch.empty_like(final)
-    pointers = (call.q, do, call.g, grad_final.float().contiguous(), call.chunks, call.spans, d_states, d_initial)
+    pointers = (
+        call.q,
+        do,
+        call.g,
+        grad_final.float().contiguous(),
+        call.chunks,
+        call.spans,
+        d_states,
+        d_initial,
+    )
     _launch(d_states_kernel, "d_states", call, call.groups, None, pointers, scale=scale)
 
     dv = call.new(v, v.shape[:3])
@@ -100,7 +109,16 @@ def backward(
         dtype = log_decay.dtype if log_decay.dim() == 4 else torch.float32
         dg = (torch.empty if cu_seqlens is None else torch.zeros)(shape, dtype=dtype, device=q.device)
     pointers = (call.q, call.k, call.v, call.g, do, states, d_states, call.chunks, dq, dk, dg)
-    _launch(d_keys_kernel, "d_keys", call, call.groups, call.K, pointers, scale=scale, tokens=q.shape[0] * q.shape[1])
+    _launch(
+        d_keys_kernel,
+        "d_keys",
+        call,
+        call.groups,
+        call.K,
+        pointers,
+        scale=scale,
+        tokens=q.shape[0] * q.shape[1],
+    )
     if log_decay is None:
         dg = None
     elif log_decay.dim() < 4:
@@ -173,7 +191,13 @@ def _tile(call: Call, name: str) -> tuple[int, int, int, int]:
 
 
 def _launch(
-    kernel: Any, name: str, call: Call, heads: int, split: int | None, pointers: tuple[Tensor, ...], **numbers: Any
+    kernel: Any,
+    name: str,
+    call: Call,
+    heads: int,
+    split: int | None,
+    pointers: tuple[Tensor, ...],
+    **numbers: Any,
 ) -> None:
     """A program for each chunk and head and for each block of the `split` channels, or for each row, head and block of a
     state where that is None."""
