@@ -21,13 +21,15 @@ from .tiles import (
     NONE,
     channel_gradients,
     channel_scores,
-    decayed,
+    left_to_other,
     load_gates,
     load_tile,
     pair_decay,
     passed,
     place_of,
+    prefix,
     product,
+    suffix,
 )
 
 
@@ -58,6 +60,7 @@ def states_kernel(
     chunks_of_ptr,
     states_ptr,
     final_ptr,
+    mild_ptr,
     T,
     chunks,
     G: tl.constexpr,
@@ -78,7 +81,7 @@ def states_kernel(
     kk = (tl.program_id(1) // blocks) * BK + tl.arange(0, BK)
     vv = (tl.program_id(1) % blocks) * BV + tl.arange(0, BV)
     inside = (kk[:, None] < K) & (vv[None, :] < V)
-    i = tl.arange(0, C)
+    i, j = tl.arange(0, C), tl.arange(0, C)
     gate_row: tl.constexpr = G * K if GATE == CHANNEL else G
     S = tl.zeros([BK, BV], tl.float32)
     if HAS_STATE:
@@ -93,8 +96,11 @@ def states_kernel(
         if GATE != NONE:
             g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE, 0)
             behind = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE, 1)
-            k = k * tl.exp(tl.cumsum(behind, 0, reverse=True))
-            S = passed(S, tl.sum(g, 0)[:, None], EXACT)
+            k = k * tl.exp(suffix(behind, i, j, GATE))
+            total = tl.sum(g, 0)
+            S = passed(S, total[:, None], EXACT)
+            if GATE == CHANNEL:
+                tl.store(mild_ptr + ((tl.program_id(1) // blocks) * chunks + c) * G + group, tl.min(total))
         S = product(tl.trans(k), v, S, OPERAND, PRECISION)
     tl.store(_block(final_ptr, row, G, group, K, V, kk, vv), S, mask=inside)
 
@@ -107,6 +113,7 @@ def outputs_kernel(
     g_ptr,
     states_ptr,
     chunks_ptr,
+    mild_ptr,
     out_ptr,
     T,
     chunks,
@@ -118,6 +125,7 @@ def outputs_kernel(
     GATE: tl.constexpr,
     PACKED: tl.constexpr,
     EXACT: tl.constexpr,
+    MILD_BLOCKS: tl.constexpr,
     LEVELS: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
@@ -127,6 +135,9 @@ def outputs_kernel(
 ):
     c, head = tl.program_id(0) // H, tl.program_id(0) % H
     group = head // (H // G)
+    if MILD_BLOCKS > 0:
+        if left_to_other(mild_ptr, c, group, chunks, G, MILD_BLOCKS, LEVELS > 0):
+            return
     first, n = place_of(c, chunks_ptr, T, chunks, C, PACKED)
     i, j = tl.arange(0, C), tl.arange(0, C)
     vv = tl.program_id(1) * BV + tl.arange(0, BV)
@@ -143,9 +154,10 @@ def outputs_kernel(
             o = product(q, S, o, OPERAND, PRECISION)
         else:
             g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE, 0)
-            o = product(decayed(q, tl.cumsum(g, 0), GATE), S, o, OPERAND, PRECISION)
+            P = prefix(g, i, j, GATE)
+            o = product(q.to(tl.float32) * tl.exp(P), S, o, OPERAND, PRECISION)
         if GATE == CHANNEL:
-            A += channel_scores(q, k, g, i, j, LEVELS, EXACT, OPERAND, PRECISION)
+            A += channel_scores(q, k, g, P, i, j, LEVELS, EXACT, OPERAND, PRECISION)
         else:
             A = product(q, tl.trans(k), A, OPERAND, PRECISION)
     if GATE == NONE:
@@ -189,7 +201,7 @@ def d_states_kernel(
     kk = (tl.program_id(1) // blocks) * BK + tl.arange(0, BK)
     vv = (tl.program_id(1) % blocks) * BV + tl.arange(0, BV)
     inside = (kk[:, None] < K) & (vv[None, :] < V)
-    i = tl.arange(0, C)
+    i, j = tl.arange(0, C), tl.arange(0, C)
     gate_row: tl.constexpr = G * K if GATE == CHANNEL else G
     dS = tl.load(_block(d_final_ptr, row, G, group, K, V, kk, vv), mask=inside, other=0.0)
     first_chunk, count = _span(row, chunks_of_ptr, T, C, PACKED)
@@ -199,7 +211,7 @@ def d_states_kernel(
         tl.store(_block(d_states_ptr, c, G, group, K, V, kk, vv), dS, mask=inside)
         if GATE != NONE:
             g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE, 0)
-            up = tl.exp(tl.cumsum(g, 0))
+            up = tl.exp(prefix(g, i, j, GATE))
             dS = passed(dS, tl.sum(g, 0)[:, None], EXACT)
         for r in tl.static_range(H // G):
             head = group * (H // G) + r
@@ -219,6 +231,7 @@ def d_values_kernel(
     do_ptr,
     d_states_ptr,
     chunks_ptr,
+    mild_ptr,
     dv_ptr,
     T,
     chunks,
@@ -230,6 +243,7 @@ def d_values_kernel(
     GATE: tl.constexpr,
     PACKED: tl.constexpr,
     EXACT: tl.constexpr,
+    MILD_BLOCKS: tl.constexpr,
     LEVELS: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
@@ -238,6 +252,9 @@ def d_values_kernel(
     PRECISION: tl.constexpr,
 ):
     c, group = tl.program_id(0) // G, tl.program_id(0) % G
+    if MILD_BLOCKS > 0:
+        if left_to_other(mild_ptr, c, group, chunks, G, MILD_BLOCKS, LEVELS > 0):
+            return
     first, n = place_of(c, chunks_ptr, T, chunks, C, PACKED)
     i, j = tl.arange(0, C), tl.arange(0, C)
     vv = tl.program_id(1) * BV + tl.arange(0, BV)
@@ -250,7 +267,7 @@ def d_values_kernel(
         dS = tl.load(_block(d_states_ptr, c, G, group, K, V, kk, vv), mask=inside, other=0.0)
         if GATE != NONE:
             behind = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE, 1)
-            k = k * tl.exp(tl.cumsum(behind, 0, reverse=True))
+            k = k * tl.exp(suffix(behind, i, j, GATE))
         dv = product(k, dS, dv, OPERAND, PRECISION)
     for r in tl.static_range(H // G):
         head = group * (H // G) + r
@@ -261,7 +278,8 @@ def d_values_kernel(
             k = load_tile(k_ptr, first, n, G * K, group, K, i, kk)
             if GATE == CHANNEL:
                 g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE, 0)
-                A += channel_scores(q, k, g, i, j, LEVELS, EXACT, OPERAND, PRECISION)
+                P = prefix(g, i, j, GATE)
+                A += channel_scores(q, k, g, P, i, j, LEVELS, EXACT, OPERAND, PRECISION)
             else:
                 A = product(q, tl.trans(k), A, OPERAND, PRECISION)
         if GATE == NONE:
@@ -284,6 +302,7 @@ def d_keys_kernel(
     states_ptr,
     d_states_ptr,
     chunks_ptr,
+    mild_ptr,
     dq_ptr,
     dk_ptr,
     dg_ptr,
@@ -298,6 +317,7 @@ def d_keys_kernel(
     GATE: tl.constexpr,
     PACKED: tl.constexpr,
     EXACT: tl.constexpr,
+    MILD_BLOCKS: tl.constexpr,
     LEVELS: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
@@ -307,6 +327,9 @@ def d_keys_kernel(
 ):
     """dg_ptr is [B * T, G, K], or of gates a head the part [blocks of K, B * T, G] of each block of key channels."""
     c, group = tl.program_id(0) // G, tl.program_id(0) % G
+    if MILD_BLOCKS > 0:
+        if left_to_other(mild_ptr, c, group, chunks, G, MILD_BLOCKS, LEVELS > 0):
+            return
     first, n = place_of(c, chunks_ptr, T, chunks, C, PACKED)
     i, j = tl.arange(0, C), tl.arange(0, C)
     kk = tl.program_id(1) * BK + tl.arange(0, BK)
@@ -326,9 +349,9 @@ def d_keys_kernel(
     if GATE != NONE:
         g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE, 0)
         behind = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE, 1)
-        dk = dk * tl.exp(tl.cumsum(behind, 0, reverse=True))
+        dk = dk * tl.exp(suffix(behind, i, j, GATE))
         through = through * tl.exp(tl.sum(g, 0))
-        up = tl.exp(tl.cumsum(g, 0))
+        P = prefix(g, i, j, GATE)
         written = k.to(tl.float32) * dk
     if GATE == CHANNEL:
         last = through + tl.sum(written, 0)  # the state behind the chunk times its gradient
@@ -353,9 +376,9 @@ def d_keys_kernel(
         dA = tl.where(i[:, None] >= j[None, :], dA * scale, 0.0)
         dq = dq * scale
         if GATE != NONE:
-            dq = dq * up
+            dq = dq * tl.exp(P)
         if GATE == CHANNEL:
-            dq, dk = channel_gradients(q, k, g, dA, dq, dk, i, j, LEVELS, EXACT, OPERAND, PRECISION)
+            dq, dk = channel_gradients(q, k, g, P, dA, dq, dk, i, j, LEVELS, EXACT, OPERAND, PRECISION)
             dg += q.to(tl.float32) * dq
         else:
             if GATE != NONE:

@@ -1,8 +1,9 @@
 """What the Triton kernels of gated_linear_attention are made of: which tokens a chunk has, and how gates act inside it.
 
 Gates are [C, 1] (a head has one) or [C, BK] (a key channel has one). Every exponent is a sum of the gates in between, so it
-lies in [-inf, 0], but for one case: where the sum over the whole chunk is mild (above MILD), the gates up to its middle are
-subtracted, which a float32 exponent bears without loss to half-precision products. For float32 inputs that is never done.
+lies in [-inf, 0], but for one case: where the sum over the whole chunk is mild (above MILD) in each channel, sums are taken
+from its middle, one product serves all pairs, and a float32 exponent bears the difference without loss to half-precision
+products. A launch has either the mild chunks (LEVELS = 0) or the others; with float32 inputs, all are others.
 """
 
 import triton
@@ -54,13 +55,6 @@ def load_gates(ptr, first, n, row, group, K, i, d, GATE: tl.constexpr, SHIFT: tl
 
 
 @triton.jit
-def decayed(x, logs, GATE: tl.constexpr):
-    """x e^logs in float32."""
-    x = x.to(tl.float32)
-    return x if GATE == NONE else x * tl.exp(logs)
-
-
-@triton.jit
 def passed(S, total, EXACT: tl.constexpr):
     """A state behind a chunk of which it passes all gates; a decay near one must not drift over many chunks."""
     decay, rest = decay_of(total, EXACT)
@@ -85,12 +79,37 @@ def pair_decay(g, i, j, GATE: tl.constexpr):
 
 
 @triton.jit
-def centre(g, i):
-    """Sums of gates from the middle of the chunk to each token, and whether the whole chunk's is mild in every channel."""
+def prefix(g, i, j, GATE: tl.constexpr):
+    """Sums of gates up to each token and with it."""
+    if GATE == CHANNEL:
+        return tl.cumsum(tl.maximum(g, CLOSED), 0)
+    else:  # a scan of one column is more than some versions of Triton can do
+        return tl.sum(tl.where(j[None, :] <= i[:, None], tl.sum(g, 1)[None, :], 0.0), 1)[:, None]
+
+
+@triton.jit
+def suffix(behind, i, j, GATE: tl.constexpr):
+    """Sums of the gates behind each token, from gates shifted by one."""
+    if GATE == CHANNEL:
+        return tl.cumsum(behind, 0, reverse=True)
+    else:
+        return tl.sum(tl.where(j[None, :] >= i[:, None], tl.sum(behind, 1)[None, :], 0.0), 1)[:, None]
+
+
+@triton.jit
+def left_to_other(mild_ptr, c, group, chunks, G: tl.constexpr, blocks: tl.constexpr, EXACT: tl.constexpr):
+    """Whether chunk c is left to the other one of two launches: with EXACT, the mild ones are; mild_ptr [blocks, chunks, G]."""
+    least = tl.load(mild_ptr + c * G + group)
+    for b in tl.static_range(1, blocks):
+        least = tl.minimum(least, tl.load(mild_ptr + (b * chunks + c) * G + group))
+    return (least > MILD) == EXACT
+
+
+@triton.jit
+def centred(g, P, i):
+    """Sums of gates from the middle of the chunk to each token, below 0 behind it and above before it."""
     C: tl.constexpr = g.shape[0]
-    g = tl.maximum(g, CLOSED)
-    before = tl.sum(tl.where(i[:, None] < C // 2, g, 0.0), 0)
-    return tl.cumsum(g, 0) - before[None, :], tl.min(tl.sum(g, 0)) > MILD
+    return P - tl.sum(tl.where(i[:, None] < C // 2, g, 0.0), 0)[None, :]
 
 
 @triton.jit
@@ -113,6 +132,7 @@ def channel_scores(
     q,
     k,
     g,
+    P,
     i,
     j,
     LEVELS: tl.constexpr,
@@ -120,29 +140,18 @@ def channel_scores(
     OPERAND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A [C, C] with A_ij = sum_k q_ik k_jk e^{gates j+1 .. i} for j <= i, 0 above the diagonal."""
+    """A [C, C] with A_ij = sum_k q_ik k_jk e^{gates j+1 .. i} for j <= i, 0 above the diagonal. P are the gates' sums."""
     q, k = q.to(tl.float32), k.to(tl.float32)
-    if EXACT:
-        A = _level_scores(q, k, g, i, j, LEVELS, EXACT, OPERAND, PRECISION)
+    if LEVELS == 0:
+        P = centred(g, P, i)
+        A = product(q * tl.exp(P), tl.trans(k * tl.exp(-P)), None, OPERAND, PRECISION)
+        return tl.where(i[:, None] >= j[None, :], A, 0.0)
     else:
-        P, mild = centre(g, i)
-        if mild:
-            A = product(q * tl.exp(P), tl.trans(k * tl.exp(-P)), None, OPERAND, PRECISION)
-            A = tl.where(i[:, None] >= j[None, :], A, 0.0)
-        else:
-            A = _level_scores(q, k, g, i, j, LEVELS, EXACT, OPERAND, PRECISION)
-    return A
-
-
-@triton.jit
-def _level_scores(
-    q, k, g, i, j, LEVELS: tl.constexpr, EXACT: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr
-):
-    A = tl.where(i[:, None] == j[None, :], tl.sum(q * k, 1)[:, None], 0.0)
-    for n in tl.range(LEVELS, num_stages=1):
-        w, pairs = level(g, i, j, n, EXACT)
-        A += tl.where(pairs, product(q * w, tl.trans(k * w), None, OPERAND, PRECISION), 0.0)
-    return A
+        A = tl.where(i[:, None] == j[None, :], tl.sum(q * k, 1)[:, None], 0.0)
+        for n in tl.range(LEVELS, num_stages=1):
+            w, pairs = level(g, i, j, n, EXACT)
+            A += tl.where(pairs, product(q * w, tl.trans(k * w), None, OPERAND, PRECISION), 0.0)
+        return A
 
 
 @triton.jit
@@ -150,6 +159,7 @@ def channel_gradients(
     q,
     k,
     g,
+    P,
     dA,
     dq,
     dk,
@@ -162,40 +172,17 @@ def channel_gradients(
 ):
     """dq and dk with what channel_scores hands back for dA [C, C], which is 0 above the diagonal."""
     q, k = q.to(tl.float32), k.to(tl.float32)
-    if EXACT:
-        dq, dk = _level_gradients(q, k, g, dA, dq, dk, i, j, LEVELS, EXACT, OPERAND, PRECISION)
+    if LEVELS == 0:
+        P = centred(g, P, i)
+        dq += tl.exp(P) * product(dA, k * tl.exp(-P), None, OPERAND, PRECISION)
+        dk += tl.exp(-P) * product(tl.trans(dA), q * tl.exp(P), None, OPERAND, PRECISION)
     else:
-        P, mild = centre(g, i)
-        if mild:
-            up, down = tl.exp(P), tl.exp(-P)
-            dq += up * product(dA, k * down, None, OPERAND, PRECISION)
-            dk += down * product(tl.trans(dA), q * up, None, OPERAND, PRECISION)
-        else:
-            dq, dk = _level_gradients(q, k, g, dA, dq, dk, i, j, LEVELS, EXACT, OPERAND, PRECISION)
-    return dq, dk
-
-
-@triton.jit
-def _level_gradients(
-    q,
-    k,
-    g,
-    dA,
-    dq,
-    dk,
-    i,
-    j,
-    LEVELS: tl.constexpr,
-    EXACT: tl.constexpr,
-    OPERAND: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    own = tl.sum(tl.where(i[:, None] == j[None, :], dA, 0.0), 1)[:, None]
-    dq += own * k
-    dk += own * q
-    for n in tl.range(LEVELS, num_stages=1):
-        w, pairs = level(g, i, j, n, EXACT)
-        part = tl.where(pairs, dA, 0.0)
-        dq += w * product(part, k * w, None, OPERAND, PRECISION)
-        dk += w * product(tl.trans(part), q * w, None, OPERAND, PRECISION)
+        own = tl.sum(tl.where(i[:, None] == j[None, :], dA, 0.0), 1)[:, None]
+        dq += own * k
+        dk += own * q
+        for n in tl.range(LEVELS, num_stages=1):
+            w, pairs = level(g, i, j, n, EXACT)
+            part = tl.where(pairs, dA, 0.0)
+            dq += w * product(part, k * w, None, OPERAND, PRECISION)
+            dk += w * product(tl.trans(part), q * w, None, OPERAND, PRECISION)
     return dq, dk

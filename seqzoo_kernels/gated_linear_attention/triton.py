@@ -18,16 +18,17 @@ from .kernels import (
 )
 
 Optional = Tensor | None
+CHANNEL = 3  # the kind of gates that tiles.py calls so
 CHUNK = 64
 # Key and value channels of a tile, warps and stages of each kernel, by the bytes of an input's element.
 # The fastest that were measured on an H200.
 TILES = {
     2: {
-        "states": (64, 128, 4, 3),
-        "outputs": (128, 128, 8, 2),
+        "states": (64, 128, 4, 2),
+        "outputs": (64, 128, 4, 2),
         "d_states": (64, 128, 4, 3),
-        "d_values": (128, 128, 8, 2),
-        "d_keys": (128, 128, 8, 2),
+        "d_values": (64, 128, 4, 2),
+        "d_keys": (64, 64, 4, 1),
     },
     4: {
         "states": (64, 64, 4, 2),
@@ -58,8 +59,8 @@ def forward(
     if mode == "recurrent":
         _recurrent(call, state, scale, out, final)
         return out, final
-    states = _states(call, state, final)
-    pointers = (call.q, call.k, call.v, call.g, states, call.chunks, out)
+    states, mild = _states(call, state, final)
+    pointers = (call.q, call.k, call.v, call.g, states, call.chunks, mild, out)
     _launch(outputs_kernel, "outputs", call, call.heads, call.V, pointers, scale=scale)
     return out, final
 
@@ -83,7 +84,7 @@ def backward(
     call = Call.of(q, k, v, log_decay, cu_seqlens, chunk_size)
     state = None if initial_state is None else initial_state.float().contiguous()
     do = grad_out.contiguous()
-    states = _states(call, state, torch.empty_like(final))
+    states, mild = _states(call, state, torch.empty_like(final))
     d_states, d_initial = torch.empty_like(states), torch.empty_like(final)
     pointers = (
         call.q,
@@ -98,7 +99,7 @@ def backward(
     _launch(d_states_kernel, "d_states", call, call.groups, None, pointers, scale=scale)
 
     dv = call.new(v, v.shape[:3])
-    pointers = (call.q, call.k, call.g, do, d_states, call.chunks, dv)
+    pointers = (call.q, call.k, call.g, do, d_states, call.chunks, mild, dv)
     _launch(d_values_kernel, "d_values", call, call.groups, call.V, pointers, scale=scale)
 
     dq, dk = call.new(q, q.shape[:3], call.K), call.new(k, k.shape[:3], call.K)
@@ -108,7 +109,7 @@ def backward(
         shape = k.shape if log_decay.dim() == 4 else (parts, *k.shape[:3])
         dtype = log_decay.dtype if log_decay.dim() == 4 else torch.float32
         dg = (torch.empty if cu_seqlens is None else torch.zeros)(shape, dtype=dtype, device=q.device)
-    pointers = (call.q, call.k, call.v, call.g, do, states, d_states, call.chunks, dq, dk, dg)
+    pointers = (call.q, call.k, call.v, call.g, do, states, d_states, call.chunks, mild, dq, dk, dg)
     _launch(
         d_keys_kernel,
         "d_keys",
@@ -208,7 +209,9 @@ def _launch(
         grid = (call.count * heads, triton.cdiv(split, BK if name == "d_keys" else BV))
     if not grid[0] * grid[1]:
         return
-    half = call.q.dtype == torch.bfloat16
+    half, single = call.q.dtype == torch.bfloat16, call.q.dtype == torch.float32
+    levels = call.size.bit_length() - 1
+    two_ways = call.gate == CHANNEL and not single and "LEVELS" in kernel.arg_names
     given = {
         "H": call.heads,
         "G": call.groups,
@@ -220,15 +223,19 @@ def _launch(
         "BK": BK,
         "BV": BV,
         "OPERAND": tl.bfloat16 if half else tl.float32,
-        "PRECISION": "tf32" if half or call.q.dtype == torch.float16 else _precision(),
-        "EXACT": call.q.dtype == torch.float32,
-        "LEVELS": call.size.bit_length() - 1,
+        "PRECISION": _precision() if single else "tf32",
+        "EXACT": single,
+        "MILD_BLOCKS": triton.cdiv(call.K, _tile(call, "states")[0]) if two_ways else 0,
         "T": call.q.shape[1],
         "chunks": call.count,
         **numbers,
     }
     given = {name: value for name, value in given.items() if name in kernel.arg_names}
-    kernel[grid](*pointers, **given, num_warps=warps, num_stages=stages)
+    if "LEVELS" not in kernel.arg_names:
+        kernel[grid](*pointers, **given, num_warps=warps, num_stages=stages)
+        return
+    for LEVELS in (0, levels) if two_ways else (levels,):
+        kernel[grid](*pointers, **given, LEVELS=LEVELS, num_warps=warps, num_stages=stages)
 
 
 def _precision() -> str:
@@ -236,13 +243,16 @@ def _precision() -> str:
     return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
-def _states(call: Call, state: Optional, final: Tensor) -> Tensor:
-    """S before each chunk [chunks, G, K, V], in the inputs' dtype."""
+def _states(call: Call, state: Optional, final: Tensor) -> tuple[Tensor, Tensor]:
+    """S before each chunk [chunks, G, K, V], in the inputs' dtype; and the strongest decay over each chunk, by blocks of key
+    channels [blocks, chunks, G]."""
     states = call.q.new_empty(call.count, *call.state_shape)
+    blocks = triton.cdiv(call.K, _tile(call, "states")[0])
+    mild = call.q.new_empty(blocks, call.count, call.groups, dtype=torch.float32)
     initial = final if state is None else state
-    pointers = (call.k, call.v, call.g, initial, call.chunks, call.spans, states, final)
+    pointers = (call.k, call.v, call.g, initial, call.chunks, call.spans, states, final, mild)
     _launch(states_kernel, "states", call, call.groups, None, pointers, HAS_STATE=state is not None)
-    return states
+    return states, mild
 
 
 def _recurrent(call: Call, state: Optional, scale: float, out: Tensor, final: Tensor) -> None:
