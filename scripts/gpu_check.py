@@ -20,6 +20,8 @@ from torch import Tensor
 import seqzoo
 from seqzoo import states
 from seqzoo_kernels import use_backend
+from seqzoo_kernels.bench import timing
+from seqzoo_kernels.precision import relative_error
 
 DIM, T = 64, 200
 
@@ -29,11 +31,6 @@ def make(name: str, dtype: torch.dtype) -> tuple[Any, Tensor]:
     torch.manual_seed(0)
     mixer = seqzoo.create_mixer(name, DIM).to("cuda", dtype)
     return mixer, torch.randn(4, T, DIM, device="cuda", dtype=dtype)
-
-
-def relative_error(got: Tensor, want: Tensor) -> float:
-    """The largest difference over the largest entry."""
-    return float((got.double() - want.double()).abs().max() / want.double().abs().max())
 
 
 def numbers(name: str, dtype: torch.dtype, bound: float) -> float:
@@ -89,19 +86,12 @@ def graph(name: str) -> float:
     state = mixer.init_state(4, capacity=T)
     fresh = states.map_state(torch.clone, state)
     x_t = x[:, 0].clone()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            mixer.step(x_t, state, donate=True)
-    torch.cuda.synchronize()
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
-        y_t, _ = mixer.step(x_t, state, donate=True)
+    replayable, (y_t, _) = timing.captured(lambda: mixer.step(x_t, state, donate=True))
     states.map_state(Tensor.copy_, state, fresh)
     outputs = []
     for t in range(T):
         x_t.copy_(x[:, t])
-        captured.replay()
+        replayable.replay()
         outputs.append(y_t.clone())
     error = relative_error(torch.stack(outputs, 1), full)
     assert error < 1e-4, f"error {error}"

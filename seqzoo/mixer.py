@@ -104,6 +104,12 @@ class TokenMixer(nn.Module):
         """How its parameter `name` is trained, for `seqzoo.param_groups`: matrices decay, vectors do not."""
         return ParamRule(decay=parameter.dim() >= 2)
 
+    def param_groups(self, *, lr: float, weight_decay: float) -> list[dict[str, Any]]:
+        """Groups of its parameters for a torch optimiser: `seqzoo.param_groups`, which takes a whole model, of it alone."""
+        from .optim import param_groups
+
+        return param_groups(self, lr=lr, weight_decay=weight_decay)
+
     # what a user calls
 
     def forward(

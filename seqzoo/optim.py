@@ -14,6 +14,14 @@ def param_groups(model: nn.Module, *, lr: float, weight_decay: float) -> list[di
 
     Outside the mixers matrices decay, and biases, gains and other vectors do not. Each group holds its own
     lr, which the schedulers of torch scale.
+
+    Args:
+        model: any module, with mixers anywhere in it.
+        lr: learning rate of what has no rule of its own; a rule scales it.
+        weight_decay: of what decays; 0 for the rest.
+
+    Returns:
+        Dicts with "params", "lr" and "weight_decay", one for each rule that occurs.
     """
     rules = {parameter: ParamRule(decay=parameter.dim() >= 2) for parameter in model.parameters()}
     for module in model.modules():  # a mixer inside a mixer comes later, and has the last word

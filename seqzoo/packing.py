@@ -11,8 +11,12 @@ from seqzoo_kernels.packs import take
 
 @dataclasses.dataclass(frozen=True)
 class Pack:
-    """How the tokens of a call lie: `cu_seqlens` [N + 1], or None for a plain batch, and a bound, known to the host, of the
-    longest sequence."""
+    """How the tokens of a call lie, for `TokenMixer.mix`.
+
+    Args:
+        cu_seqlens: [N + 1] bounds of N sequences in one row, or None for a plain batch.
+        max_seqlen: a bound on the longest sequence, known to the host, or None.
+    """
 
     cu_seqlens: Tensor | None = None
     max_seqlen: int | None = None

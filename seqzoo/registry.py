@@ -22,7 +22,14 @@ _plugins_loaded: list[str] = []
 
 @dataclasses.dataclass(frozen=True)
 class MixerInfo:
-    """What the zoo knows of a mixer; all but `paper` and `op` is read from the class."""
+    """What the zoo knows of a mixer; all but `paper` and `op` is read from the class.
+
+    Args:
+        name: under which it is registered.
+        cls: its class.
+        paper: where it was published, such as "arXiv:2404.07904"; "" if nowhere.
+        op: the op of seqzoo_kernels that it parametrises; "" if none.
+    """
 
     name: str
     cls: type[TokenMixer]

@@ -10,7 +10,11 @@ State = TypeVar("State")
 
 
 def map_state(fn: Callable[..., Tensor], state: State, *others: Any) -> State:
-    """`fn` of every tensor of a state, and of the tensors at the same places in `others`."""
+    """`fn` of every tensor of a state, and of the tensors at the same places in `others`: a new state of the same kind.
+
+    Raises:
+        TypeError: something in the state is neither a tensor nor a tuple. ValueError: `others` are of another shape.
+    """
     if isinstance(state, Tensor):
         return fn(state, *others)  # type: ignore[return-value]
     if not isinstance(state, tuple):
@@ -20,7 +24,11 @@ def map_state(fn: Callable[..., Tensor], state: State, *others: Any) -> State:
 
 
 def leaves(state: Any) -> Iterator[Tensor]:
-    """The tensors of a state, in order."""
+    """The tensors of a state, in order.
+
+    Raises:
+        TypeError: something in the state is neither a tensor nor a tuple.
+    """
     if isinstance(state, Tensor):
         yield state
     elif isinstance(state, tuple):

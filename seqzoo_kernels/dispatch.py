@@ -44,7 +44,13 @@ def no_triton(x: Tensor) -> str | None:
 def use_backend(name: str) -> Iterator[None]:
     """Make `name` the backend of every op called with ``backend="auto"`` inside the block: for tests and bisecting.
 
-    An op that lacks the backend raises. The choice is global to the process, not to the thread.
+    The choice is global to the process, not to the thread.
+
+    Args:
+        name: "triton", "torch", "reference", or another backend of an op; "auto" for the choice of each op.
+
+    Raises:
+        ValueError: no backend is called so; or, at the call of an op, it lacks this one or can't serve the call.
     """
     check_name("use_backend", name)
     before = _default["backend"]

@@ -31,8 +31,12 @@ def take(x: Tensor, index: Tensor, valid: Tensor) -> Tensor:
     """``x[index]`` along the first axis where `valid`, 0 elsewhere, whatever stands there. x may be empty."""
     if x.shape[0] == 0:
         return x.new_zeros(*index.shape, *x.shape[1:])
-    picked = x[index.clamp(0, x.shape[0] - 1)]
-    return picked.masked_fill(~valid.reshape(valid.shape + (1,) * (x.dim() - 1)), 0)
+    return x[index.clamp(0, x.shape[0] - 1)].masked_fill(~beside(valid, x), 0)
+
+
+def beside(condition: Tensor, x: Tensor) -> Tensor:
+    """A condition for each entry x[i], shaped to be broadcast with it."""
+    return condition.reshape(condition.shape + (1,) * (x.dim() - 1))
 
 
 def unpack(x: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:

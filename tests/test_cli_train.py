@@ -39,6 +39,15 @@ def test_train_says_what_it_reached_and_where_it_is(run):
     assert "after 4 steps" in err
 
 
+def test_options_are_those_of_the_mixers(run):
+    options = ["--option", "num_heads=2", "--option", "norm_eps=1e-4"]
+    status, out, err = run("train", "gla,hgrn2", *TINY, "--data", "TEXT", *options)
+    assert status == 0, err
+    assert [mixer["num_heads"] for mixer in load_model(out.strip()).config["mixer"]] == [2, 2]
+    status, _, err = run("train", "--out", "runs/gla+hgrn2", "--resume", "--steps", "6")
+    assert status == 0, err
+
+
 def test_resume_takes_the_options_of_the_run(run):
     train(run)
     status, out, err = run("train", "--out", "runs/hgrn2+attention", "--resume", "--steps", "6")
@@ -77,6 +86,10 @@ WRONG = {
     "nothing to resume": (["train", "--out", "nowhere", "--resume"], 1, "there is no run in nowhere"),
     "unknown mixer": (["train", "hgrn3", "--data", "TEXT"], 1, "hgrn2"),
     "unknown option": (["train", "hgrn2", "--sed", "1"], 2, "--seed"),
+    "unknown option of a mixer": (
+        ["train", "hgrn2,lru", *TINY, "--data", "TEXT", "--option", "num_heads=2"], 1, "num_heads",
+    ),
+    "no value": (["train", "hgrn2", "--data", "TEXT", "--option", "num_heads"], 1, "name=value"),
     "both": (["train", "hgrn2", "--resume", "--overwrite"], 1, "resume"),
     "no data": (["train", "hgrn2", "--data", "/nowhere/at/all"], 1, "/nowhere/at/all"),
     "out is a file": (["train", "hgrn2", *TINY, "--data", "TEXT", "--out", "TEXT"], 1, "TEXT"),

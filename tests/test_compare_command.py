@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-from seqzoo.lab.tasks import list_tasks
+from seqzoo.lab.compare import Comparison, compare_mixers
+from seqzoo.lab.tasks import create_task, list_tasks
 from seqzoo.lab.tasks.images import _digits
+from seqzoo.lab.train import TrainConfig
 
 TINY = "--dim 16 --depth 2 --batch-size 2 --steps 2 --mixers gla".split()
 
@@ -101,3 +104,27 @@ def test_what_goes_wrong_is_one_line(run, arguments, message):
     assert out == ""
     assert err.startswith("seqzoo: ") and len(err.splitlines()) == 1
     assert message in err
+
+
+def test_a_run_is_condensed_to_its_curves(tmp_path):
+    training = TrainConfig(steps=2, batch_size=2)
+    comparison = Comparison(mixers=("gla", "lru"), dim=16, seeds=(0, 1), training=training)
+    list(compare_mixers(comparison, create_task("parity", seq_len=16, valid_examples=8), out=tmp_path))
+    file = tmp_path / "kept.json"
+    script = [sys.executable, "scripts/condense_comparison.py", str(tmp_path), str(file), "--note", "kept"]
+    subprocess.run(script, check=True)
+    kept = json.loads(file.read_text())
+    assert (kept["note"], list(kept["mixers"]), kept["settings"]["seeds"]) == ("kept", ["gla", "lru"], [0, 1])
+    for mixer in kept["mixers"].values():
+        for seed in ("0", "1"):
+            (step, last), end = mixer["curves"][seed][-1], mixer["accuracy"]["seeds"][seed]
+            assert (step, last) == (2, end)
+        values = mixer["accuracy"]["seeds"].values()
+        assert mixer["accuracy"]["mean"] == pytest.approx(sum(values) / 2, abs=1e-3)
+        assert "tokens_per_second" not in json.dumps(mixer)
+    with (tmp_path / "metrics.jsonl").open() as file_lines:
+        lines = [line for line in file_lines if '"result"' not in line or '"lru"' not in line]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    failed = subprocess.run(script, capture_output=True, text=True)
+    assert failed.returncode != 0
+    assert "lru: no result of seed 0, 1" in failed.stderr

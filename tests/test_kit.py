@@ -117,6 +117,11 @@ class TestCheckMixer:
     def test_a_mixer_may_have_no_weights(self):
         assert {row.outcome for row in check_mixer(Weightless).rows} == {"pass"}
 
+    def test_no_step_is_no_fault(self):
+        """Of two rows one has a slot that holds nothing, whose gradient is not attention's where no step is made."""
+        drawn = {"batch": 2, "length": 0, "history": 1, "dtype": torch.float32, "seed": 0}
+        LAWS["modes_agree"](lambda: seqzoo.create_mixer("attention", 16), mode="step", **drawn)
+
     def test_the_example_is_small(self):
         with pytest.raises(LawViolation) as caught:
             check_mixer(planted.LooksOneStepAhead, laws=["causality"])

@@ -16,12 +16,15 @@ from seqzoo.testing.subject import DIM
 # Options that change the state, or the recurrence.
 VARIANTS = {
     "attention": [{"window": 4, "num_heads": 2, "num_kv_heads": 1, "qk_norm": True}],
+    "fox_pro": [{"window": 4, "num_heads": 2, "num_kv_heads": 1, "rope": True}],
     "hgru_real": [{"conv_size": 4, "expand": 2}, {"conv_size": 1, "norm_position": "post_gate"}],
     "gla": [{"num_heads": 4, "num_kv_heads": 2}],
     "lstm": [{"variant": "FGR"}],
 }
 # Those whose difference is arithmetic alone: in float64 only, for the time it takes. The kit draws options in every dtype.
 VARIANTS_IN_FLOAT64 = {
+    "attention": [{"alibi": True, "rope": False, "num_heads": 2}],
+    "fox": [{"forget_gate": "bias_only", "num_heads": 2}, {"forget_gate": "fixed"}, {"forget_gate": None}],
     "hgru": [
         {"forget_gate": False, "gate_rank": 4},
         {"lower_bound": None},
@@ -29,6 +32,7 @@ VARIANTS_IN_FLOAT64 = {
     ],
     "hgru_real": [{"forget_gate": False}, {"lower_bound": None, "forget_gate": False}],
     "hgrn2": [{"conv_size": 4, "lower_bound": None}],
+    "gla": [{"conv_size": 4, "feature_map": "elu", "normalize": True, "log_decay_min": -1.0}],
     "lru_forget": [{"gamma": "dynamic", "gate_bias": -4.0}],
     "lstm": [{"variant": "CIFG", "expand": 2}, {"variant": "NOG"}, {"variant": "NOAF"}],
     "gru": [{"expand": 2}],

@@ -1,7 +1,5 @@
 """seqzoo's models in Lightning: learning, going on to the same bits, states between batches, Fabric."""
 
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -13,6 +11,7 @@ from seqzoo.lab.tasks import create_task
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     lightning = pytest.importorskip("lightning")
+    import torchmetrics
     from lightning.pytorch.callbacks import ModelCheckpoint
 
     from seqzoo_plugins.lightning import CarryState, SeqzooModule, StepData
@@ -142,6 +141,62 @@ def test_other_rows_cannot_go_on():
         trainer(None, 3, carry=True).fit(SeqzooModule(**SMALL), data)
 
 
+RUN = """
+seed_everything: 0
+model:
+  dim: 16
+  depth: 2
+  mixer: [hgru, {{name: attention, num_heads: 2}}]
+  betas: [0.9, 0.99]
+data:
+  task: text
+  batch_size: 4
+  steps_per_epoch: 5
+  options: {{data: {text}, seq_len: 16}}
+trainer:
+  max_steps: 5
+  accelerator: cpu
+  logger: false
+  num_sanity_val_steps: 0
+  default_root_dir: {folder}
+  enable_progress_bar: false
+  enable_model_summary: false
+  callbacks:
+    - class_path: lightning.pytorch.callbacks.ModelCheckpoint
+      init_args: {{dirpath: {folder}, filename: end}}
+"""
+
+
+def test_a_configuration_file_is_a_run(text, tmp_path):
+    from lightning.pytorch.cli import LightningCLI
+
+    def fit(name, *more):
+        path, folder = tmp_path / f"{name}.yaml", tmp_path / name
+        path.write_text(RUN.format(text=text, folder=folder))
+        return LightningCLI(SeqzooModule, StepData, args=["fit", "--config", str(path), *more])
+
+    cli = fit("one", "--model.lr", "0.002")
+    assert [m["name"] for m in cli.model.model.config["mixer"]] == ["hgru", "attention"]
+    assert (cli.model.hparams["lr"], cli.datamodule.batch_size, cli.trainer.global_step) == (0.002, 4, 5)
+    assert isinstance(cli.model.bits, torchmetrics.Metric)
+    torch.manual_seed(0)  # the same without a file
+    task = create_task("text", data=text, seq_len=16)
+    mixer = ["hgru", {"name": "attention", "num_heads": 2}]
+    module = SeqzooModule(dim=16, depth=2, mixer=mixer, betas=(0.9, 0.99), lr=0.002)
+    trainer(tmp_path, 5).fit(module, StepData(task, 4, 5))
+    for name, value in cli.model.state_dict().items():
+        assert torch.equal(module.state_dict()[name], value), name
+    again = SeqzooModule.load_from_checkpoint(tmp_path / "one" / "end.ckpt")
+    assert torch.equal(again.model.embedding.weight, cli.model.model.embedding.weight)
+
+
+def test_options_belong_to_a_task_by_name(task):
+    with pytest.raises(TypeError, match="options are those of a task given by name"):
+        StepData(task, options={"seq_len": 3})
+    with pytest.raises(ValueError, match="seq_len"):
+        StepData("text", options={"seq_length": 3})
+
+
 def test_loads_from_a_checkpoint_alone(task, tmp_path):
     torch.manual_seed(0)
     module = SeqzooModule(mixer="gla", **SMALL)
@@ -166,12 +221,3 @@ def test_fabric_gives_what_a_plain_loop_gives(task):
 
     fabric = lightning.Fabric(accelerator="cpu", devices=1)
     assert train(fabric.setup, fabric.backward) == train(lambda *pair: pair, torch.Tensor.backward)
-
-
-def test_without_lightning_it_says_what_to_install():
-    code = "import sys; sys.modules['lightning'] = None; import seqzoo_plugins.lightning"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (
-        'ImportError: seqzoo_plugins.lightning needs lightning: pip install "seqzoo[lightning]"'
-        in done.stderr
-    )

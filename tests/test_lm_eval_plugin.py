@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import warnings
 from types import SimpleNamespace
 
@@ -137,9 +135,3 @@ def test_a_model_of_seqzoo_train(tmp_path, text):
 def test_the_prefix_is_a_token():
     with pytest.raises(ValueError, match="one of the model's 5 tokens, got 10"):
         SeqzooLM(seqzoo.LanguageModel(5, 16, 1))
-
-
-def test_without_the_harness_it_says_what_to_install():
-    code = "import sys; sys.modules['lm_eval'] = None; import seqzoo_plugins.lm_eval"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert 'ImportError: seqzoo_plugins.lm_eval needs lm-eval: pip install "seqzoo[lm-eval]"' in done.stderr

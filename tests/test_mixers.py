@@ -102,6 +102,18 @@ def test_lru():
     assert sum(p.numel() for p in mixer.parameters()) == 4 * D * 24 + 3 * 24 + D
 
 
+@pytest.mark.parametrize("name", ["lru", "lru_forget"])
+def test_lru_trains_its_recurrence_at_half_the_rate_without_decay(name):
+    mixer, _ = made(name)
+    groups = {(g["lr"], g["weight_decay"]): g["params"] for g in mixer.param_groups(lr=0.1, weight_decay=0.2)}
+    names = {p: n for n, p in mixer.named_parameters()}
+    got = {rule: {names[p] for p in group} for rule, group in groups.items()}
+    output = {"C_re", "C_im"} | ({"forget_proj.weight"} if name == "lru_forget" else set())
+    recurrence = {"nu_log", "theta_log", "gamma_log", "B_re", "B_im"}
+    assert got == {(0.05, 0.0): recurrence, (0.1, 0.2): output, (0.1, 0.0): {"D"}}
+    torch.optim.AdamW(mixer.param_groups(lr=0.1, weight_decay=0.2))
+
+
 def test_lru_starts_with_unit_variance_and_a_uniform_squared_radius():
     torch.manual_seed(0)
     mixer = seqzoo.create_mixer("lru", 64, state_dim=4096, r_min=0.4, r_max=0.9)

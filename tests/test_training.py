@@ -386,7 +386,11 @@ def test_data_may_have_moved(config, tmp_path, text):
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({"dim": 32}, "dim is 16 in .*, got 32"), ({"mixers": ("gla",)}, "mixers is lru,hgrn2 in .*, got gla")],
+    [
+        ({"dim": 32}, "dim is 16 in .*, got 32"),
+        ({"mixers": ("gla",)}, "mixers is lru,hgrn2 in .*, got gla"),
+        ({"options": {"num_heads": 2}}, "options is none in .*, got num_heads=2"),
+    ],
 )
 def test_what_makes_the_model_cannot_change(config, tmp_path, given, message):
     train_model(replace(config, steps=2), tmp_path)
@@ -411,7 +415,7 @@ def test_a_checkpoint_of_another_model_is_said(config, tmp_path):
 
 
 def torchrun(out: Path, text: str, *more: str) -> None:
-    command = "-m torch.distributed.run --nproc-per-node 2 --standalone -m seqzoo.cli train hgrn2,lru".split()
+    command = "-m torch.distributed.run --nproc-per-node 2 --standalone -m seqzoo train hgrn2,lru".split()
     size = "--dim 16 --depth 2 --seq-len 16 --batch-size 4 --accumulate 2 --evaluations 2".split()
     steps = ["--steps", "8", "--checkpoint-every", "2", "--device", "cpu"]
     done = subprocess.run(

@@ -2,10 +2,9 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
+import sklearn.datasets
 import torch
 
 import seqzoo
@@ -113,6 +112,9 @@ def test_saved_and_loaded_bit_for_bit(mixer, dtype, tmp_path):
 
 def test_a_folder_names_no_code(tmp_path):
     make().save_pretrained(tmp_path)
+    assert not list(tmp_path.rglob("*.py"))
+    assert "auto_map" not in (tmp_path / "config.json").read_text()  # no code on the hub
+    assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=False)
     config = json.loads((tmp_path / "config.json").read_text())
     config["mixer"] = "os:getcwd"
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -130,8 +132,9 @@ def test_loss_is_that_of_the_model_and_pads_do_not_count():
     torch.testing.assert_close(model(padded, mask, labels).loss, model(x, labels=x).loss)
 
 
-def test_activation_checkpointing_changes_no_gradient():
-    model, x = make(["hgrn2", "attention"]).train(), prompts()
+@each_pattern
+def test_activation_checkpointing_changes_no_gradient(mixer):
+    model, x = make(mixer).train(), prompts()
     model(x, labels=x).loss.backward()
     expected = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
@@ -141,6 +144,27 @@ def test_activation_checkpointing_changes_no_gradient():
     assert model.model.backbone.activation_checkpointing
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name])
+
+
+def test_one_matrix_is_embedding_and_output(tmp_path):
+    model = make()
+    assert not [name for name in model.state_dict() if "head" in name]
+    model.get_input_embeddings().weight.data.zero_()
+    assert not model(prompts()).logits.any()
+    model = make()
+    model.resize_token_embeddings(VOCAB + 3)
+    assert (model.config.vocab_size, model(prompts()).logits.shape[-1]) == (VOCAB + 3, VOCAB + 3)
+    model.float().save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(again(prompts()).logits, model(prompts()).logits)
+
+
+def test_dtype_is_that_of_the_folder_or_the_one_asked_for(tmp_path):
+    make("gla").to(torch.bfloat16).save_pretrained(tmp_path)
+    for asked, found in (("auto", torch.bfloat16), (torch.float16, torch.float16)):
+        again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=asked)
+        assert {p.dtype for p in again.parameters()} == {found}
+        assert again(prompts()).logits.dtype == found
 
 
 def test_logits_to_keep_and_tuples():
@@ -169,6 +193,23 @@ class TestClassifier:
         labels = torch.tensor([2, 0])
         loss = model(x, labels=labels).loss
         torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(wanted.float(), labels))
+
+    def test_it_learns_digits(self, tmp_path):
+        """Images of 8 × 8 pixels, 17 greys, as sequences of 64 tokens."""
+        torch.manual_seed(0)
+        digits = sklearn.datasets.load_digits()
+        pixels, labels = torch.tensor(digits.images).long().flatten(1), torch.tensor(digits.target)
+        rows = [{"input_ids": x, "labels": y} for x, y in zip(pixels, labels, strict=True)]
+        config = SeqzooConfig(vocab_size=17, dim=DIM, depth=1, mixer="lru", num_labels=10)
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path), max_steps=120, per_device_train_batch_size=32, learning_rate=0.01,
+            save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
+        )  # fmt: skip
+        model = SeqzooForSequenceClassification(config)
+        transformers.Trainer(model=model, args=arguments, train_dataset=rows[:1500]).train()
+        with torch.no_grad():
+            right = model.eval()(pixels[1500:]).logits.argmax(-1) == labels[1500:]
+        assert right.float().mean() > 0.5  # by chance 0.1
 
     def test_a_language_model_gets_a_new_head(self, tmp_path):
         language = make().float()
@@ -202,12 +243,3 @@ def test_the_trainer_learns_and_resumes_to_the_same_bits(tmp_path):
     again, _ = trained("two", str(tmp_path / "one" / "checkpoint-15"))
     for name, value in again.state_dict().items():
         assert torch.equal(value, model.state_dict()[name]), name
-
-
-def test_without_transformers_it_says_what_to_install():
-    code = "import sys; sys.modules['transformers'] = None; import seqzoo_plugins.transformers"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (
-        'ImportError: seqzoo_plugins.transformers needs transformers: pip install "seqzoo[transformers]"'
-        in done.stderr
-    )

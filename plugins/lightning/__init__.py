@@ -4,10 +4,9 @@ module = SeqzooModule(mixer=["hgrn2", "attention"])
 Trainer(max_steps=1000).fit(module, StepData(task, batch_size=8))
 """
 
-try:
-    import lightning  # noqa: F401
-except ModuleNotFoundError as error:
-    raise ImportError('seqzoo_plugins.lightning needs lightning: pip install "seqzoo[lightning]"') from error
+from ..required import require
+
+require("lightning", "2.5", below="3", extra="lightning")
 
 from .carry import CarryState
 from .data import StepData

@@ -1,6 +1,6 @@
 """Batches that are a function of the step, so that a run goes on where it stopped."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import lightning
@@ -9,21 +9,36 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from seqzoo.lab import Task
+from seqzoo.lab.tasks import create_task
 
 
 class StepData(lightning.LightningDataModule):
     """A task of the lab for Lightning, such as the text of a folder: each batch depends on its number alone.
 
     Args:
-        task: as `seqzoo.lab.tasks.create_task` makes it.
+        task: its name, such as "text", or what `seqzoo.lab.tasks.create_task` made of it.
         batch_size: sequences in a batch.
         steps_per_epoch: batches between two epochs' ends, where Lightning validates by default.
         seed: of the batches.
+        options: of a task that was given by name; for "text" `data`, a file or a folder, and `seq_len`.
+
+    Raises:
+        ValueError: there is no such task or option. TypeError: options are given for a task that is made already.
     """
 
-    def __init__(self, task: Task, batch_size: int = 8, steps_per_epoch: int = 100, seed: int = 0) -> None:
+    def __init__(
+        self,
+        task: str | Task = "text",
+        batch_size: int = 8,
+        steps_per_epoch: int = 100,
+        seed: int = 0,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__()
-        self.task, self.batch_size, self.steps_per_epoch, self.seed = task, batch_size, steps_per_epoch, seed
+        if options and not isinstance(task, str):
+            raise TypeError("StepData: options are those of a task given by name, got a task that is made.")
+        self.task = create_task(task, **(options or {})) if isinstance(task, str) else task
+        self.batch_size, self.steps_per_epoch, self.seed = batch_size, steps_per_epoch, seed
 
     def train_dataloader(self) -> DataLoader[Any]:
         return self._loader(_Steps(self))

@@ -3,10 +3,9 @@
 lm_eval.simple_evaluate(model=SeqzooLM("runs/hgrn2"), tasks=[...])
 """
 
-try:
-    import lm_eval  # noqa: F401
-except ModuleNotFoundError as error:
-    raise ImportError('seqzoo_plugins.lm_eval needs lm-eval: pip install "seqzoo[lm-eval]"') from error
+from ..required import require
+
+require("lm-eval", "0.4.13", below="0.5", extra="lm-eval")
 
 from .model import SeqzooLM
 

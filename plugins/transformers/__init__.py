@@ -4,12 +4,11 @@ import seqzoo_plugins.transformers               # tells the Auto classes
 model = AutoModelForCausalLM.from_config(SeqzooConfig(vocab_size=256, mixer=["hgrn2", "attention"]))
 """
 
-try:
-    import transformers
-except ModuleNotFoundError as error:
-    raise ImportError(
-        'seqzoo_plugins.transformers needs transformers: pip install "seqzoo[transformers]"'
-    ) from error
+from ..required import require
+
+require("transformers", "5.22", below="6", extra="transformers")
+
+import transformers
 
 from .cache import StateCache
 from .configuration import SeqzooConfig

@@ -26,7 +26,18 @@ DEFAULT_MIXERS = ("hgru", "hgrn2", "gla", "lru", "attention")
 class Comparison:
     """What is compared, and what is the same for all: everything but the mixers and the seed.
 
-    A mixer is a name, or names joined by ``+`` that alternate over the depth: ``"hgrn2+attention"``.
+    Args:
+        mixers: names, or names joined by "+" that alternate over the depth: "hgrn2+attention".
+        dim: width D.
+        depth: number of blocks.
+        seeds: each mixer is trained once with each.
+        device: "cpu", "cuda", or another of torch's.
+        embedding_std: standard deviation of the embedding at the start; None is the model's own.
+        contexts: lengths at which memory and decoding speed are measured too.
+        training: budget and optimiser.
+
+    Raises:
+        LabError: a value is not as above.
     """
 
     mixers: tuple[str, ...] = DEFAULT_MIXERS
@@ -34,8 +45,8 @@ class Comparison:
     depth: int = 2
     seeds: tuple[int, ...] = (0,)
     device: str = "cpu"
-    embedding_std: float | None = None  # of the embedding at the start; None is the model's own
-    contexts: tuple[int, ...] = ()  # lengths at which memory and decoding speed are measured too
+    embedding_std: float | None = None
+    contexts: tuple[int, ...] = ()
     training: TrainConfig = field(default_factory=TrainConfig)
 
     def __post_init__(self) -> None:
@@ -70,16 +81,28 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished run measured."""
+    """What a finished run measured.
+
+    Args:
+        mixer: as in the comparison.
+        seed: of the run.
+        parameters: numbers that training changed.
+        state_bytes: of one sequence after seq_len tokens; None if the model reads both ways.
+        train_tokens_per_second: of the median step.
+        decode_tokens_per_second: of one sequence, greedily; None if the model reads both ways.
+        seconds: of the whole run: training, evaluation, decoding.
+        metric: of the task, on its validation part.
+        contexts: costs at each context of the comparison.
+    """
 
     mixer: str
     seed: int
     parameters: int
-    state_bytes: int | None  # per sequence, after seq_len tokens; None if the model reads both ways
+    state_bytes: int | None
     train_tokens_per_second: float
-    decode_tokens_per_second: float | None  # likewise
-    seconds: float  # the whole run: training, evaluation, decoding
-    metric: float  # of the task, on its validation part
+    decode_tokens_per_second: float | None
+    seconds: float
+    metric: float
     contexts: tuple[AtContext, ...] = ()
 
 
@@ -93,8 +116,17 @@ def compare_mixers(
 ) -> Iterator[Result]:
     """Train and measure one run after the other, yielding each result when it is there.
 
-    ``out`` is a folder for the configuration and the metrics. Every model is built once, and the folder opened,
-    before the first step, so that a wrong name or place costs no time. Raises LabError, or the folder's OSError.
+    Every model is built once, and the folder opened, before the first step, so that a wrong name or place costs no time.
+
+    Args:
+        comparison: what is the same for all, and the mixers.
+        task: what is learnt, such as `create_task("mqar")`.
+        out: a folder for the configuration and the metrics.
+        overwrite: what an earlier comparison left there.
+        on_step: called with the run and its record after each step.
+
+    Raises:
+        LabError: a mixer, a size or the folder is not as it must be. OSError: of that folder.
     """
     task.metric()  # so that a missing torchmetrics shows now
     models = {mixer: build_model(comparison, task, mixer, seed=0).config for mixer in comparison.mixers}

@@ -60,8 +60,14 @@ class Text:
 def load_text(path: str | Path | None, seq_len: int) -> Text:
     """Read a file, or every text file under a folder, or (``None``) the running Python's own library source.
 
-    ``seq_len`` is how long a sequence will be: either part holds at least one. A folder is parted by whole files,
-    a single file by position. Raises LabError, or the OSError of a file that cannot be read.
+    A folder is parted by whole files, a single file by position.
+
+    Args:
+        path: of the file or folder.
+        seq_len: how long a sequence will be: either part holds at least one.
+
+    Raises:
+        LabError: there is no text, or too little. OSError: of a file that cannot be read.
     """
     _check_seq_len(seq_len)
     if path is None:
@@ -139,7 +145,13 @@ def _held_out(texts: list[bytes], total: int) -> set[bytes]:
 
 @dataclass(frozen=True)
 class NextByte:
-    """The task of predicting each next byte of a text. What a step trains on depends on (seed, step) alone."""
+    """The task of predicting each next byte of a text. What a step trains on depends on (seed, step) alone.
+
+    Args:
+        text: the bytes.
+        seq_len: tokens in a sequence.
+        valid_windows: sequences of the validation part that the metric is taken on.
+    """
 
     text: Text
     seq_len: int

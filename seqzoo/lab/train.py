@@ -56,19 +56,36 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The budget and the optimiser of a run."""
+    """The budget and the optimiser of a run: AdamW with a linear warm-up and a cosine.
+
+    Args:
+        steps: optimiser steps.
+        batch_size: sequences in a step, over all processes and parts.
+        lr: the highest learning rate; a mixer's `param_rule` may scale it.
+        warmup: share of the steps.
+        final_lr: share of lr that the cosine ends at.
+        betas: of AdamW.
+        weight_decay: of matrices.
+        clip: bound of the gradient's norm.
+        evaluations: on the validation part, evenly spread over the run.
+        accumulate: parts that a process takes its share of a step in.
+        precision: of the products, "float32" or "bfloat16"; parameters, states and sums stay float32.
+
+    Raises:
+        LabError: a value is not as above.
+    """
 
     steps: int = 400
-    batch_size: int = 8  # sequences in a step, over all processes and parts
+    batch_size: int = 8
     lr: float = 4e-3
-    warmup: float = 0.1  # share of the steps
-    final_lr: float = 0.1  # share of lr that the cosine ends at
+    warmup: float = 0.1
+    final_lr: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1
     clip: float = 1.0
     evaluations: int = 8
-    accumulate: int = 1  # parts that a process takes its share of a step in
-    precision: str = "float32"  # of the products; parameters, states and sums stay float32
+    accumulate: int = 1
+    precision: str = "float32"
 
     def __post_init__(self) -> None:
         """Refuse what could not be run."""

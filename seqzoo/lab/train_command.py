@@ -13,6 +13,7 @@ import typer
 
 from seqzoo.lab.errors import LabError
 from seqzoo.lab.machine import find_device, set_threads
+from seqzoo.lab.options import parse_option
 from seqzoo.lab.processes import join_processes
 from seqzoo.lab.train import PRECISIONS, TrainConfig
 
@@ -28,6 +29,10 @@ def train(
             help="A mixer, or a pattern that repeats over the layers; 'package.module:Class' is your own.",
         ),
     ] = None,
+    option: Annotated[
+        list[str],
+        typer.Option(help="An option of the mixers, such as num_heads=2; may be given several times."),
+    ] = [],  # noqa: B006
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run [default: runs/ and the mixers' names].")
     ] = None,
@@ -70,7 +75,7 @@ def train(
 ) -> None:
     """Train a model of bytes, with checkpoints to resume from or to generate with.
 
-    `torchrun --nproc-per-node 2 -m seqzoo.cli train ...` shares each step among processes.
+    `torchrun --nproc-per-node 2 -m seqzoo train ...` shares each step among processes.
     """
     from seqzoo.lab.folder import CONFIG
     from seqzoo.lab.progress import RunProgress
@@ -84,6 +89,8 @@ def train(
     given: dict[str, Any] = {name: context.params[name] for name in options if _is_given(context, name)}
     if mixers is not None:
         given["mixers"] = tuple(name.strip() for name in re.split("[,+]", mixers) if name.strip())
+    if option:
+        given["options"] = dict(parse_option(text) for text in option)
     if data is not None:
         given["data"] = str(Path(data).resolve())
     if out is None:

@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from seqzoo.lab.stopping import StopSignals
 from seqzoo.lab.train import StepRecord, Task, TrainConfig, Trainer
 
 # What a run that goes on cannot change: the model, and which batch comes at which step.
-FIXED = ("mixers", "dim", "depth", "dropout", "seq_len", "batch_size", "seed")
+FIXED = ("mixers", "options", "dim", "depth", "dropout", "seq_len", "batch_size", "seed")
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class RunConfig(TrainConfig):
 
     steps: int = 1000
     mixers: tuple[str, ...] = ("hgrn2",)  # repeats over the depth
+    options: dict[str, Any] = field(default_factory=dict)  # of each of the mixers
     dim: int = 128
     depth: int = 2
     dropout: float = 0.0
@@ -143,7 +144,11 @@ def build_model(config: RunConfig, task: Task) -> seqzoo.LanguageModel:
     torch.manual_seed(config.seed)
     with asked_by_user():
         return seqzoo.LanguageModel(
-            task.vocab_size, config.dim, config.depth, mixer=list(config.mixers), dropout=config.dropout
+            task.vocab_size,
+            config.dim,
+            config.depth,
+            mixer=[{"name": name, **config.options} for name in config.mixers],
+            dropout=config.dropout,
         )
 
 
@@ -187,6 +192,8 @@ def resumed_config(out: Path, given: Mapping[str, Any]) -> RunConfig:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={option}" for name, option in value.items()) or "none"
     return (
         ",".join(map(str, value))
         if isinstance(value, Iterable) and not isinstance(value, str)

@@ -26,9 +26,9 @@ class GRU(TokenMixer):
         h_t = z_t * h_{t-1} + (1 - z_t) * tanh(x_t W_h + b_h + r_t * (h_{t-1} R_h + c))
         y_t = h_t
 
-    The reset gate scales the projected state, as in torch.nn.GRU, with whose weights it computes the same. Weights start
-    uniform in +-1 / sqrt(E D). State: h, E D numbers. Weights: 3 (E D^2 + E^2 D^2) + 4 E D, and E D^2 more for a projection
-    back to D where E > 1. A step costs O(E^2 D^2), and waits for the step before.
+    Shapes: all vectors are [E D], each W is [D, E D], each R is [E D, E D]. State: h, E D numbers. Weights: with n = E D,
+    3 D n + 3 n^2 + 4 n, and n D more for a projection back to D where E > 1. A step costs O(n^2), and waits for the one before.
+    All weights start uniform in +-1 / sqrt(n), as those of torch.nn.GRU, so each gate starts near 1/2.
 
     Args:
         dim: width D.
@@ -37,6 +37,12 @@ class GRU(TokenMixer):
 
     Raises:
         ValueError: an option's value is not as above.
+
+    Differences:
+        The reset gate scales the projected state, as in torch.nn.GRU; the paper has it scale the state before the product
+        with R_h. Of torch's weights, weight_ih is in_proj.weight and weight_hh is recurrent_weight, with the blocks in the same
+        order (r, z, h, where h is what torch calls n); in_proj.bias is bias_ih plus the parts of bias_hh for r and z, and
+        recurrent_bias is c, the part of bias_hh for h.
 
     Source: Cho et al. 2014, arXiv:1406.1078.
     """

@@ -37,10 +37,10 @@ class HGRN2(TokenMixer):
         S_t = diag(f_t) S_{t-1} + (1 - f_t) v_t^T        per head
         y_t = norm(scale * q_t S_t, all heads side by side) W_o
 
-    State: S, D n numbers (and the short convolution's inputs). Weights: 4 D^2. A step costs O(D^2 + D n). The head width n is
-    the papers' "expand ratio"; n = 1 is the elementwise recurrence of HGRU. Published are the defaults; norm="rms" with
-    scale=n^{-1/2}, norm_eps=1e-5 and where wanted conv_size=4; and query_act="sigmoid", value_act="silu", norm="layer",
-    norm_eps=1e-5, bias=True.
+    Shapes: q_t, f_t and v_t are [H, n] with H n = D, S is [H, n, n], all W are [D, D]. State: S, D n numbers, and
+    (conv_size - 1) 3 D inputs of the short convolution. Weights: 4 D^2, without biases, norm and convolution. A step costs
+    O(D^2 + D n). n = 1 is the elementwise recurrence of HGRU. With a lower bound of k / L, where layer k of L starts, f is near
+    (1 + k / L) / 2 at first.
 
     Args:
         dim: width D.
@@ -57,6 +57,14 @@ class HGRN2(TokenMixer):
 
     Raises:
         ValueError: an option's value is not as above.
+
+    Differences:
+        What others call expand_ratio is the head width n = D / num_heads, no factor of the width. Three recipes are published:
+        the defaults (the authors' language models); norm="rms", scale=n^{-1/2}, norm_eps=1e-5 and where wanted conv_size=4
+        (flash-linear-attention); and query_act="sigmoid", value_act="silu", norm="layer", norm_eps=1e-5, bias=True (the
+        authors' long-range and recall experiments, whose one input projection has the rows of v, q and f in this order). The
+        norm is over all heads together, not over each. The key comes from the logits here; others take 1 - exp(log f), which
+        cancels.
 
     Source: Qin et al. 2024, arXiv:2404.07904.
     """

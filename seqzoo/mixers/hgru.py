@@ -36,8 +36,10 @@ class HGRU(TokenMixer):
         h_t = f_t e^{i theta} h_{t-1} + (1 - f_t) c_t
         y_t = (norm([Re h_t, Im h_t]) * act(x_t W_g + b_g)) W_o + b_o
 
-    The phase starts at theta_j = 10000^{-2j/D}. State: h, 2D numbers. Weights: 7 D^2 + D. A step costs O(D^2), as the
-    projections do. With low-rank gates W_f and W_g are products of two: 4 D^2 + 5 D r weights for rank r.
+    Shapes: c_t and h_t are complex [D], f_t and theta are [D], W_f is [D, D], W_c and W_g are [D, 2 D], W_o is [2 D, D]. State:
+    h, 2 D numbers. Weights: 7 D^2 + D, without biases and norm. A step costs O(D^2), as the projections do. With low-rank gates
+    W_f and W_g are products of two: 4 D^2 + 5 D r weights for rank r. The phase starts at theta_j = 10000^{-2j/D} with j
+    from 0; with a lower bound of k / L, where layer k of L starts, f is near (1 + k / L) / 2 at first.
 
     Args:
         dim: width D.
@@ -53,6 +55,13 @@ class HGRU(TokenMixer):
 
     Raises:
         ValueError: an option's value is not as above.
+
+    Differences:
+        The authors' released code normalises before the gate and their paper after it; the default is the code's. The two
+        numbers of a channel are side by side in W_c's output, and all real parts before all imaginary ones in W_g and W_o, as
+        in that code. Its language models sum the lower bounds one layer later than the paper: see `LowerBounds`. Its routine
+        for one token refers to a variable that it never sets, so it can't be compared with. 1 - f comes from the logits here,
+        and from f there. The HGRN layer of flash-linear-attention is the real unit, `hgru_real`.
 
     Source: Qin et al. 2023, arXiv:2311.04823.
     """

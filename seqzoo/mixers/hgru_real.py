@@ -36,7 +36,10 @@ class HGRUReal(TokenMixer):
         h_t = f_t h_{t-1} + (1 - f_t) silu(x_t W_c)
         y_t = (norm(h_t) * act(x_t W_g)) W_o
 
-    State: h, E D numbers (and the short convolution's inputs). Weights: 4 E D^2. A step costs O(E D^2), as the projections do.
+    Shapes: f_t and h_t are [E D], W_f, W_c and W_g are [D, E D], W_o is [E D, D]; each has a bias by default. State: h, E D
+    numbers, and (conv_size - 1) 2 E D inputs of the short convolution. Weights: 4 E D^2, without biases, norm and convolution.
+    A step costs O(E D^2), as the projections do. With a lower bound of k / L, where layer k of L starts, f is near
+    (1 + k / L) / 2 at first.
 
     Args:
         dim: width D.
@@ -54,6 +57,12 @@ class HGRUReal(TokenMixer):
 
     Raises:
         ValueError: an option's value is not as above.
+
+    Differences:
+        Defaults are those of the authors' hgru-pytorch. Their later real unit, in hgru2-pytorch, is expand=2,
+        gate_act="sigmoid", norm_position="post_gate". The HGRN of flash-linear-attention is norm="rms", bias=False, and where
+        wanted conv_size=4; its lower bounds have width D, so it takes none with expand > 1, where a bound here has width E D;
+        its chunked form takes no packs; and it has 1 - f from f, which cancels near f = 1, where this has it from the logits.
 
     Source: Qin et al. 2023, arXiv:2311.04823.
     """

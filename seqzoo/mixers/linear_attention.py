@@ -14,6 +14,8 @@ from ..mixer import Shared, TokenMixer
 from ..packing import Pack
 from ..registry import register_mixer
 
+FEATURE_MAPS = ("elu", "relu", None)
+
 
 class LinearAttentionState(NamedTuple):
     s: Tensor  # [B, G, K, V]
@@ -28,8 +30,9 @@ class LinearAttention(TokenMixer):
         S_t = S_{t-1} + phi(k_t) v_t^T        z_t = z_{t-1} + phi(k_t)        per head
         o_t = phi(q_t) S_t / max(phi(q_t) . z_t, eps)        y_t = o_t W_o
 
-    It is `gla` with decays of 1, without its gates. State: S and z, G K (V + 1) numbers. Weights: (2 + 2 G / H) D^2 by default.
-    A step costs O(D^2 + D K).
+    It is `gla` with decays of 1, without its gates. Shapes: q_t is [H, K], k_t and z are [G, K], v_t is [G, V], S is [G, K, V],
+    o_t is [H, V]; H K = expand_k D and H V = expand_v D. State: S and z, G K (V + 1) numbers. Weights: (2 + 2 G / H) D^2 by
+    default, without biases. A step costs O(D^2 + D K). Projections start as torch's linear layers do.
 
     Args:
         dim: width D.
@@ -49,8 +52,12 @@ class LinearAttention(TokenMixer):
     Raises:
         ValueError: an option's value is not as above.
 
-    Source: Katharopoulos et al. 2020, arXiv:2006.16236. The released code adds eps to the sum of the weights; here it is the
-    least that the sum can be, so that weights add up to 1. elu(u) + 1 is computed as exp(u) for u < 0: it stays positive.
+    Differences:
+        The authors' code adds eps to the sum of the weights; here eps is the least that the sum can be, so that weights add up
+        to 1. elu(u) + 1 is computed as exp(u) for u < 0, which stays positive where the sum rounds to 0. flash-linear-attention
+        has no normaliser by default but a norm of each head (normalize=False, norm="rms", bias=False), and other feature maps.
+
+    Source: Katharopoulos et al. 2020, arXiv:2006.16236.
     """
 
     def __init__(
@@ -78,15 +85,9 @@ class LinearAttention(TokenMixer):
         check_divides("linear_attention", "num_heads", self.num_heads, values, "expand_v * dim")
         self.num_kv_heads = num_kv_heads or self.num_heads
         check_divides("linear_attention", "num_kv_heads", self.num_kv_heads, self.num_heads, "num_heads")
-        check_choice("linear_attention", "feature_map", feature_map, ("elu", "relu", None))
+        check_choice("linear_attention", "feature_map", feature_map, FEATURE_MAPS)
         check_choice("linear_attention", "norm", norm, (None, "rms", "simple_rms", "layer"))
-        if normalize and feature_map is None:
-            raise ValueError(
-                "linear_attention: expected feature_map 'elu' or 'relu' with normalize, for a sum of weights of "
-                "either sign can vanish; got None."
-            )
-        if not normalizer_eps > 0:
-            raise ValueError(f"linear_attention: expected normalizer_eps above 0, got {normalizer_eps}.")
+        check_normalizer("linear_attention", normalize, feature_map, normalizer_eps)
         self.feature_map, self.normalize, self.normalizer_eps = feature_map, normalize, normalizer_eps
         self.chunk_size = chunk_size
         self.head_k, self.head_v = keys // self.num_heads, values // self.num_heads
@@ -106,34 +107,63 @@ class LinearAttention(TokenMixer):
     def mix(
         self, x: Tensor, state: LinearAttentionState, *, pack: Pack, mode: str, shared: Shared
     ) -> tuple[Tensor, LinearAttentionState]:
-        q = self.features(self.query_proj(x).unflatten(-1, (self.num_heads, self.head_k)))
-        k = self.features(self.key_proj(x).unflatten(-1, (self.num_kv_heads, self.head_k)))
+        q = features(self.query_proj(x).unflatten(-1, (self.num_heads, self.head_k)), self.feature_map)
+        k = features(self.key_proj(x).unflatten(-1, (self.num_kv_heads, self.head_k)), self.feature_map)
         v = self.value_proj(x).unflatten(-1, (self.num_kv_heads, self.head_v))
-        s = state.s
-        if self.normalize:  # z is one more column of S, with values of 1
-            v, s = torch.cat([v, torch.ones_like(v[..., :1])], -1), torch.cat([s, state.z[..., None]], -1)
         if x.dtype == torch.float16:  # it overflows where sums grow with t
             q, k, v = q.float(), k.float(), v.float()
-        o, s = gated_linear_attention(
-            q,
-            k,
-            v,
-            scale=1.0 if self.normalize else None,
-            initial_state=s,
-            cu_seqlens=pack.cu_seqlens,
-            max_seqlen=pack.max_seqlen,
-            mode=mode,
-            chunk_size=self.chunk_size,
-        )
-        z = state.z
-        if self.normalize:
-            o = o[..., :-1] / o[..., -1:].clamp_min(self.normalizer_eps)
-            s, z = s[..., :-1].contiguous(), s[..., -1].contiguous()
+        eps = self.normalizer_eps if self.normalize else None
+        o, s, z = attend(q, k, v, None, state.s, state.z, eps, pack, mode, self.chunk_size)
         if self.norm is not None:
             o = float_norm(self.norm, o)
         return self.out_proj(o.flatten(-2).to(x.dtype)), LinearAttentionState(s, z)
 
-    def features(self, u: Tensor) -> Tensor:
-        if self.feature_map == "relu":
-            return F.relu(u)
-        return u if self.feature_map is None else torch.where(u > 0, u + 1, u.clamp_max(0).exp())
+
+def features(u: Tensor, feature_map: str | None) -> Tensor:
+    """phi(u)."""
+    if feature_map == "relu":
+        return F.relu(u)
+    return u if feature_map is None else torch.where(u > 0, u + 1, u.clamp_max(0).exp())
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    s: Tensor,
+    z: Tensor,
+    normalizer_eps: float | None,
+    pack: Pack,
+    mode: str,
+    chunk_size: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """o, S and z; with `normalizer_eps` o is divided by max(q . z, eps), z being one more column of S, with values of 1."""
+    if normalizer_eps is not None:
+        v, s = torch.cat([v, torch.ones_like(v[..., :1])], -1), torch.cat([s, z[..., None]], -1)
+    o, s = gated_linear_attention(
+        q,
+        k,
+        v,
+        log_decay,
+        scale=None if normalizer_eps is None else 1.0,
+        initial_state=s,
+        cu_seqlens=pack.cu_seqlens,
+        max_seqlen=pack.max_seqlen,
+        mode=mode,
+        chunk_size=chunk_size,
+    )
+    if normalizer_eps is not None:
+        o = o[..., :-1] / o[..., -1:].clamp_min(normalizer_eps)
+        s, z = s[..., :-1].contiguous(), s[..., -1].contiguous()
+    return o, s, z
+
+
+def check_normalizer(mixer: str, normalize: bool, feature_map: str | None, eps: float) -> None:
+    if normalize and feature_map is None:
+        raise ValueError(
+            f"{mixer}: expected feature_map 'elu' or 'relu' with normalize, for a sum of weights of either sign can "
+            "vanish; got None."
+        )
+    if not eps > 0:
+        raise ValueError(f"{mixer}: expected normalizer_eps above 0, got {eps}.")

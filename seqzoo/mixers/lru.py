@@ -29,10 +29,11 @@ class LRU(TokenMixer):
         lambda = exp(-e^nu + i e^theta)
         h_t = lambda h_{t-1} + e^gamma (x_t B)        y_t = Re(h_t C) + d x_t
 
-    At the start |lambda|^2 is uniform in [r_min^2, r_max^2] and the phase in [0, max_phase]; gamma starts at
-    log sqrt(1 - |lambda|^2), which gives white input unit variance in h. State: h, 2N numbers. Weights: 4 D N + 3 N + D. A step
-    costs O(D N). It is linear in x: the block around it brings the nonlinearity. As published, nu, theta, gamma and B train at
-    half the learning rate and without weight decay.
+    Shapes: h_t and lambda are complex [N], B is complex [D, N], C is complex [N, D], d is [D]. State: h, 2 N numbers. Weights:
+    4 D N + 3 N + D. A step costs O(D N). It is linear in x: the block around it brings the nonlinearity. At the start
+    |lambda|^2 is uniform in [r_min^2, r_max^2] and the phase in [0, max_phase]; gamma is log sqrt(1 - |lambda|^2), which gives
+    white input unit variance in h; both parts of B are N(0, 1 / 2 D), those of C N(0, 1 / N), and d is N(0, 1). As published,
+    nu, theta, gamma and B train at half the learning rate and without weight decay: `param_groups` says so to an optimiser.
 
     Args:
         dim: width D.
@@ -44,6 +45,12 @@ class LRU(TokenMixer):
 
     Raises:
         ValueError: an option's value is not as above.
+
+    Differences:
+        Parameters have the names and shapes of minimal-LRU, a reference implementation in JAX: B_re and B_im are [N, D], C_re
+        and C_im are [D, N]. As there, eigenvalues come without their conjugates, and y has no factor 2 for them. What surrounds
+        the recurrence there (norm, GELU, GLU, dropout, a skip) is not part of the mixer. |lambda|^2 and the phase start at
+        least 1e-6 away from where their logarithms are infinite.
 
     Source: Orvieto et al. 2023, arXiv:2303.06349.
     """
@@ -115,9 +122,9 @@ class LRUForget(LRU):
         m = exp(-e^nu)        m_t = m + (1 - m) sigmoid(x_t A)
         h_t = m_t e^{i e^theta} h_{t-1} + e^gamma (x_t B)        y_t = Re(h_t C) + d x_t
 
-    This is the baseline that the authors of HGRN describe in their answer to its reviewers. Parameters start and train as those
-    of LRU, with |lambda| = m; A starts as a linear layer's. Without input m_t is (1 + m) / 2. State: h, 2N numbers. Weights:
-    5 D N + 3 N + D. A step costs O(D N).
+    This is the baseline that the authors of HGRN describe in their answer to its reviewers. Shapes: as in `lru`; m_t is [N] and
+    A is [D, N]. State: h, 2 N numbers. Weights: 5 D N + 3 N + D. A step costs O(D N). Parameters start and train as those of
+    `lru`, with |lambda| = m; A starts as a linear layer's. Without input m_t is (1 + m) / 2.
 
     Args:
         dim: width D.
@@ -133,6 +140,10 @@ class LRUForget(LRU):
 
     Raises:
         ValueError: an option's value is not as above.
+
+    Differences:
+        No code was released. As described, the gain e^gamma stays what it was without the gate, so that the state's variance
+        grows where the gate opens, and A has no bias. gamma="dynamic" and gate_bias are extensions of this package.
 
     Source: the public reviews of Qin et al. 2023, arXiv:2311.04823; Orvieto et al. 2023, arXiv:2303.06349. "dynamic" is the
     gain of De et al. 2024, arXiv:2402.19427.

@@ -34,9 +34,10 @@ class LSTM(TokenMixer):
         c_t = f_t * c_{t-1} + i_t * z_t
         o_t = sigmoid(x_t W_o + y_{t-1} R_o + p_o * c_t + b_o)            y_t = o_t * tanh(c_t)
 
-    Weights start uniform in +-1 / sqrt(E D), as those of torch.nn.LSTM. State: c and y, 2 E D numbers, and with "FGR" the
-    gates, 5 E D. Weights of the vanilla cell: 4 (E D^2 + E^2 D^2) + 7 E D, and E D^2 more for a projection back to D where
-    E > 1. A step costs O(E^2 D^2), and waits for the step before.
+    Shapes: all vectors are [E D], each W is [D, E D], each R is [E D, E D], each peephole p is [E D]. State: c and y, 2 E D
+    numbers, and with "FGR" the gates, 5 E D. Weights of the vanilla cell: 4 (E D^2 + E^2 D^2) + 7 E D, and E D^2 more for a
+    projection back to D where E > 1. A step costs O(E^2 D^2), and waits for the step before. All weights start uniform in
+    +-1 / sqrt(E D), as those of torch.nn.LSTM, so each gate starts near 1/2.
 
     Args:
         dim: width D.
@@ -49,6 +50,12 @@ class LSTM(TokenMixer):
 
     Raises:
         ValueError: an option's value is not as above.
+
+    Differences:
+        torch.nn.LSTM is the variant "NP": its weight_ih is in_proj.weight and its weight_hh is recurrent_weight, with the
+        blocks in the same order (i, f, z, o, where z is what torch calls g), and in_proj.bias is the sum of its two biases.
+        Other variants lack the block of the gate that they lack. The forget gate has no bias of 1 at the start, for the paper
+        has none.
 
     Source: Greff et al. 2015, arXiv:1503.04069.
     """

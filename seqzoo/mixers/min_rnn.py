@@ -80,22 +80,28 @@ class MinGRU(MinRNN):
         z_t = sigmoid(x_t W_z + b_z)        c_t = g(x_t W_c + b_c)
         h_t = (1 - z_t) h_{t-1} + z_t c_t        y_t = h_t W_o + b_o
 
-    g(u) = u + 1/2 for u >= 0 and sigmoid(u) for u < 0 is positive, as the authors' scan over logarithms needs. Here the scan
-    runs over h itself, so a state of either sign is right. State: h, E D numbers. Weights: 3 E D^2. A step costs O(E D^2), as
-    the projections do. The decay starts near 0.5.
+    g(u) = u + 1/2 for u >= 0 and sigmoid(u) for u < 0 is positive, as a scan over logarithms needs. Here the scan runs over h
+    itself, so a state of either sign is right. Shapes: z_t, c_t and h_t are [E D], W_z and W_c are [D, E D], W_o is [E D, D].
+    State: h, E D numbers. Weights: 2 E D^2, and E D^2 for W_o, without biases. A step costs O(E D^2), as the projections do.
+    The decay starts near 0.5.
 
     Args:
         dim: width D.
         expand: E, the inner width is E D, rounded.
-        candidate_act: "positive" for g (released code), or None for g(u) = u (the paper's first form).
+        candidate_act: "positive" for g (the form in logarithms), or None for g(u) = u (the form without them).
         bias: of the projections.
-        out_proj: project h by W_o (released code); without it y = h, and E must be 1.
+        out_proj: project h by W_o; without it y = h, and E must be 1.
         chunk_size: tokens a chunk in the chunked mode.
 
     Raises:
         ValueError: an option's value is not as above.
 
-    Source: Feng et al. 2024, arXiv:2410.01201. The convolution in front of it there belongs to the block, not to the mixer.
+    Differences:
+        minGRU-pytorch, from which many port, has no biases and projects back only where E differs from 1: bias=False,
+        out_proj=False. It scans over logarithms, and so needs a state above 0; this does not. The convolution in front of the
+        mixer in its language model belongs to the block, not to the mixer.
+
+    Source: Feng et al. 2024, arXiv:2410.01201.
     """
 
     def __init__(
@@ -132,21 +138,27 @@ class MinLSTM(MinRNN):
         h_t = f_t / (f_t + i_t) h_{t-1} + i_t / (f_t + i_t) c_t        y_t = h_t W_o + b_o
 
     The quotients are the sigmoids of log f_t - log i_t and its negative: nothing is divided, however small both gates are. g is
-    that of `min_gru`, and with W_i = -W_f, b_i = -b_f it is that mixer with z_t = i_t. State: h, E D numbers. Weights: 4 E D^2.
+    that of `min_gru`, and with W_i = -W_f, b_i = -b_f it is that mixer with z_t = i_t. Shapes: f_t, i_t, c_t and h_t are [E D],
+    W_f, W_i and W_c are [D, E D], W_o is [E D, D]. State: h, E D numbers. Weights: 3 E D^2, and E D^2 for W_o, without biases.
     A step costs O(E D^2), as the projections do. The decay starts near 0.5.
 
     Args:
         dim: width D.
         expand: E, the inner width is E D, rounded.
-        candidate_act: "positive" for g (released code), or None for g(u) = u (the paper's first form).
+        candidate_act: "positive" for g (the form in logarithms), or None for g(u) = u (the form without them).
         normalize: divide the gates by their sum; without it h_t = f_t h_{t-1} + i_t c_t.
         forget_bias: added to b_f at the start, for longer memory; needs `bias`.
         bias: of the projections.
-        out_proj: project h by W_o (released code); without it y = h, and E must be 1.
+        out_proj: project h by W_o; without it y = h, and E must be 1.
         chunk_size: tokens a chunk in the chunked mode.
 
     Raises:
         ValueError: an option's value is not as above.
+
+    Differences:
+        minGRU-pytorch, from which many port, has no biases and projects back only where E differs from 1: bias=False,
+        out_proj=False. There a state that comes with more than one token enters as g(h), and with one token as h, so that its
+        two paths disagree; here the state is h in every mode, of either sign.
 
     Source: Feng et al. 2024, arXiv:2410.01201.
     """

@@ -48,10 +48,12 @@ class RGLRU(TokenMixer):
         log a_t = -8 softplus(Lambda) r_t
         h_t = a_t h_{t-1} + sqrt(1 - a_t^2) i_t u_t        y_t = (h_t * gelu(x_t W_y + b_y)) W_o + b_o
 
-    W_i and W_r have a block for each head. At the first token of a sequence the weight of the input is 1 instead of
-    sqrt(1 - a_t^2), for nothing came before; a state that goes on has no first token, so it counts its tokens. State: h, the
-    last inputs of the convolution and that count, conv_size E D + 1 numbers. Weights: 3 E D^2 + 2 (E D)^2 / H. A step costs
-    O(E D^2), as the projections do. With the gate r at 1/2 the decay starts between 0.656 and 0.996 (decay_init "code").
+    W_i and W_r have a block for each head. At the first token of a sequence the weight of the input is 1 instead of sqrt(1 -
+    a_t^2), for nothing came before; a state that goes on has no first token, so it counts its tokens. Shapes: u_t, i_t, r_t,
+    a_t, h_t and Lambda are [E D], W_x and W_y are [D, E D], W_o is [E D, D], W_i and W_r are [H, E D / H, E D / H]. State: h,
+    the last inputs of the convolution and that count, conv_size E D + 1 numbers. Weights: 3 E D^2 + 2 (E D)^2 / H, without
+    biases and convolution. A step costs O(E D^2), as the projections do. Projections start as N(0, 1 / inputs), the convolution
+    as N(0, 0.01 / conv_size), biases at 0. With the gate r at 1/2 the decay starts between 0.656 and 0.996 (decay_init "code").
 
     Args:
         dim: width D.
@@ -66,8 +68,14 @@ class RGLRU(TokenMixer):
     Raises:
         ValueError: an option's value is not as above.
 
-    Source: De et al. 2024, arXiv:2402.19427, and its released code. That code bounds the derivative of the square root by 1000;
-    here the gradient is the exact one, which in terms of the gates has no pole.
+    Differences:
+        The paper says that a_t with r_t = 1 starts uniform in [0.9, 0.999]; its released code, recurrentgemma, takes that
+        interval for the 8th root of it and draws its square, and is the default here. The code gives the first token the weight
+        1, the paper sqrt(1 - a_t^2). The code bounds the derivative of the square root by 1000; here the gradient is the exact
+        one, which in terms of the gates has no pole. In a stack with local attention, a window of W here is W tokens with the
+        token itself; in recurrentgemma it is W + 1.
+
+    Source: De et al. 2024, arXiv:2402.19427, and its released code.
     """
 
     def __init__(

@@ -26,7 +26,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """What became of each law; as text, a table."""
+    """What became of each law; as text, a table.
+
+    Args:
+        subject: the name of what was tested.
+        rows: one for each law: `law`, `outcome` ("pass", "fail" or "skip"), `note`, `seconds`, `examples`, `violation`.
+    """
 
     subject: str
     rows: tuple[Row, ...]

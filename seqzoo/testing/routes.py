@@ -25,7 +25,9 @@ def whole(mixer: TokenMixer, x: Tensor, state: State, shared: Shared, mode: str 
 
 
 def step_by_step(mixer: TokenMixer, x: Tensor, state: State, shared: Shared, **options: Any) -> Result:
-    """As a decoder does it: one `step` a token."""
+    """As a decoder does it: one `step` a token, and a call where there is none."""
+    if not x.shape[1]:  # a state that no one touched would have gradients that its mixer never saw
+        return whole(mixer, x, state, shared)
     outputs = [torch.zeros_like(x[:, :0])]
     for t, x_t in enumerate(x.unbind(1)):
         given = per_token(mixer, shared, (ALL, t))

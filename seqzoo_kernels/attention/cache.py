@@ -67,7 +67,8 @@ def extend(old: State, k: Tensor, v: Tensor, added: Tensor, log_decay: Tensor | 
     assert isinstance(old, DecayAttentionState)
     gates = log_decay.to(old.bias.dtype)
     met = old.bias + gates.sum(1, keepdim=True)
-    after = F.pad(gates[:, 1:].flip(1).cumsum(1).flip(1), (0, 0, 0, min(1, gates.shape[1])))
+    # padded before it is cut: a tensor of T - 1 tokens would bind an exported T
+    after = F.pad(gates, (0, 0, 0, 1))[:, 1:].flip(1).cumsum(1).flip(1)
     return DecayAttentionState(*state, choose(met, after))
 
 
@@ -122,7 +123,8 @@ def append_(
         assert log_decay is not None
         live = slot_positions(state.length, slots, window) >= 0
         state.bias.add_(torch.where(live[..., None], log_decay.to(state.bias.dtype), 0))
-        state.bias[rows, slot] = 0
+        # not bias[rows, slot] = 0: a number assigned by index is copied from the host, which waits for the device
+        state.bias.scatter_(1, slot[:, None, None].expand(-1, 1, state.bias.shape[2]), 0)
     state.k[rows, slot] = k[:, 0].to(state.k.dtype)
     state.v[rows, slot] = v[:, 0].to(state.v.dtype)
     state.length.add_(1)

@@ -59,7 +59,8 @@ def backward(
     do = _by_group(grad_out, k)
     seen = _Seen(query_position, key_position, window)
     dq, dk, dv = torch.empty_like(q_), torch.zeros_like(k_), torch.zeros_like(v_)
-    columns = q_.new_zeros(*q_.shape[:3], k.shape[1])
+    # what a gate passes on cancels over many queries and keys: float64 keeps it to the last digit of its terms
+    columns = q_.new_zeros(*q_.shape[:3], k.shape[1], dtype=torch.float64)
     for rows, keys, decay in _blocks(q_, k_, log_decay, bias, block):
         weights = _weights(q_, k_, seen, rows, keys, decay)
         do_rows = do[..., rows, :]
@@ -67,7 +68,8 @@ def backward(
         d_scores = _softmax_gradient(weights, do_rows @ v_[..., keys, :].mT)
         dq[..., rows, :] = d_scores @ k_[..., keys, :]
         dk[..., keys, :] += (d_scores.mT @ q_[..., rows, :]).sum(2, keepdim=True)
-        columns[..., keys] += d_scores.sum(-2)
+        if log_decay is not None or bias is not None:
+            columns[..., keys] += d_scores.sum(-2, dtype=torch.float64)
     columns = columns.flatten(1, 2).mT  # [B, keys, H]
     dg = None
     if log_decay is not None:

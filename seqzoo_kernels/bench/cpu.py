@@ -6,7 +6,6 @@ runs taken in turn, so that a slow moment of the machine falls on all of them. `
 
 import dataclasses
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .. import AttentionState, attention, gated_linear_attention, linear_scan
+from .. import AttentionState, attention, gated_linear_attention, linear_scan, precision
+from . import timing
+from .linear_scan import associative_scan
 
 Run = Callable[..., Tensor]
 
@@ -103,12 +104,7 @@ def cases() -> list[Case]:
 
 
 def _associative_scan(a: Tensor, x: Tensor) -> Tensor:
-    from torch._higher_order_ops.associative_scan import associative_scan
-
-    def combine(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        return left[0] * right[0], right[0] * left[1] + right[1]
-
-    return associative_scan(combine, (a.expand_as(x).to(x.dtype), x), 1, combine_mode="generic")[1]
+    return associative_scan()(a.expand_as(x).to(x.dtype), x)
 
 
 def _loop(g: Tensor, x: Tensor) -> Tensor:
@@ -165,13 +161,7 @@ def _results(run: Run, inputs: Sequence[Tensor], weights: Tensor | None) -> list
 
 def _error(got: list[Tensor], exact: list[Tensor]) -> float:
     """The largest difference, relative to the largest entry of its tensor."""
-    return max(
-        float((a - b).abs().max() / b.abs().max().clamp_min(1e-30)) for a, b in zip(got, exact, strict=True)
-    )
-
-
-def _double(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+    return max(precision.relative_error(a, b) for a, b in zip(got, exact, strict=True))
 
 
 def run_case(case: Case, device: torch.device, repeats: int) -> dict[str, Any]:
@@ -180,7 +170,8 @@ def run_case(case: Case, device: torch.device, repeats: int) -> dict[str, Any]:
     inputs = case.inputs(device)
     weights = None if case.forward_only else torch.randn_like(case.ours(*inputs))
     exact = case.exact or case.ours
-    truth = _results(exact, [_double(t) for t in inputs], None if weights is None else _double(weights))
+    doubled = [precision.to_float64(t) for t in inputs]
+    truth = _results(exact, doubled, None if weights is None else precision.to_float64(weights))
     runs = {"ours": case.ours, **case.peers}
     errors = {name: _error(_results(run, inputs, weights), truth) for name, run in runs.items()}
     wrong = {name: error for name, error in errors.items() if name == "ours" and not error < 1e-4}
@@ -191,18 +182,12 @@ def run_case(case: Case, device: torch.device, repeats: int) -> dict[str, Any]:
         for name, run in runs.items():
             if len(times[name]) > 2 and statistics.median(times[name]) > 0.5:
                 continue  # three runs of a slow peer tell enough
-            start = _now(device)
+            start = timing.now(device)
             _results(run, inputs, weights)
-            times[name].append(_now(device) - start)
+            times[name].append(timing.now(device) - start)
     medians = {name: 1e3 * statistics.median(t[1:]) for name, t in times.items()}
     ratios = {name: medians[name] / medians["ours"] for name in case.peers}
     return {"case": case.name, "ms": medians, "ratio": ratios, "target": case.targets, "error": errors}
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 def _print(row: dict[str, Any]) -> None:

@@ -58,7 +58,7 @@ def real(B: int, T: int, D: int, dtype: torch.dtype, *, cold: bool = False, plot
             Way("fla fused_recurrent_hgrn", _fla("fused_recurrent_hgrn")),
             Way("accelerated-scan scalar, [B, D, T]", _accelerated("scalar"), gates_in_rows, _in_columns),
             Way("accelerated-scan warp, [B, D, T]", _accelerated("warp"), gates_in_rows, _in_columns),
-            Way("torch associative_scan", _associative_scan, gates),
+            Way("torch associative_scan", associative_scan, gates),
         ],
         lambda g, x: linear_scan(g, x, backend="torch")[0],
         (3 * size, 8 * size),
@@ -94,7 +94,7 @@ def turning(B: int, T: int, D: int, kind: str, *, cold: bool = False) -> Case:
         [
             Way("ours", lambda: lambda g, x, phase: linear_scan(g, x, phase=phase)[0]),
             Way("accelerated-scan complex, [B, D, T]", _accelerated("complex"), gates_in_rows, _in_columns),
-            Way("torch associative_scan", _associative_scan, gates),
+            Way("torch associative_scan", associative_scan, gates),
         ],
         lambda g, x, phase: linear_scan(g, x, phase=phase, backend="torch")[0],
         (gate + 4 * number, 3 * gate + 10 * number),
@@ -130,10 +130,11 @@ def _accelerated(name: str) -> Callable[[], Run]:
     return load
 
 
-def _associative_scan() -> Run:
-    from torch._higher_order_ops.associative_scan import associative_scan
+def associative_scan() -> Run:
+    """torch's own, of gates and inputs of one dtype."""
+    from torch._higher_order_ops.associative_scan import associative_scan as scan
 
     def combine(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         return left[0] * right[0], right[0] * left[1] + right[1]
 
-    return lambda a, x: associative_scan(combine, (a, x), 1, combine_mode="generic")[1]
+    return lambda a, x: scan(combine, (a, x), 1, combine_mode="generic")[1]

@@ -68,6 +68,19 @@ def copy(size: int, device: torch.device) -> Callable[[], object]:
     return lambda: target.copy_(source)
 
 
+def captured(run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A CUDA graph of `run`, after three runs on a stream of its own, and what it returned: replays write there."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = run()
+    return graph, result
+
+
 def peak_memory(run: Callable[[], object], device: torch.device) -> float | None:
     """MiB that a run needs beside what was there."""
     if device.type != "cuda":

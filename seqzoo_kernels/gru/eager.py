@@ -81,10 +81,10 @@ def backward(
     h = torch.cat([start[None], rows.split(out)])
     r, z, new = gates.split(n, -1)
     k = gates.new_empty(*gates.shape[:2], 3, n)
-    k_h = (1 - z) * (1 - new.square())
+    k_h = new.square().neg_().add_(1).mul_(1 - z)
     torch.mul(k_h, r, out=k[:, :, 2])
-    torch.mul(k[:, :, 2], q * (1 - r), out=k[:, :, 0])
-    torch.mul(h[:-1] - new, z * (1 - z), out=k[:, :, 1])
+    torch.mul(k[:, :, 2], (1 - r).mul_(q), out=k[:, :, 0])
+    torch.mul((h[:-1] - new).mul_(z), 1 - z, out=k[:, :, 1])
 
     dh = torch.zeros_like(h)
     dh[1:] = rows.split(grad_out)
@@ -98,5 +98,8 @@ def backward(
         dhs[t].addcmul_(dhs[t + 1], zs[t]).addmm_(flat[t], weight)
     d_weight = d.flatten(2).flatten(0, 1).T @ h[:-1].flatten(0, 1)
     d_bias = None if bias is None else d[:, :, 2].sum((0, 1))
-    dx = torch.cat([d[:, :, :2].flatten(2), dh[1:] * k_h], -1)
-    return rows.join(dx), d_weight, d_bias, None if initial_state is None else dh[0].clone(), None
+    parts = [part.transpose(0, 1) for part in (d.flatten(2)[..., : 2 * n], k_h.mul_(dh[1:]))]
+    dx = torch.cat(parts, -1)  # [N, L, 3 n], as a batch wants it
+    if cu_seqlens is not None:
+        dx = rows.join(dx.transpose(0, 1))
+    return dx, d_weight, d_bias, None if initial_state is None else dh[0].clone(), None
