@@ -23,6 +23,7 @@ from .tiles import (
     channel_scores,
     left_to_other,
     load_gates,
+    load_sums,
     load_tile,
     pair_decay,
     passed,
@@ -30,6 +31,8 @@ from .tiles import (
     prefix,
     product,
     suffix,
+    sums,
+    tile,
 )
 
 
@@ -47,7 +50,7 @@ def _span(n, chunks_of_ptr, T, C: tl.constexpr, PACKED: tl.constexpr):
 @triton.jit
 def _block(ptr, c, G, group, K, V, k, v):
     """Pointers to [BK, BV] of chunk (or row) c's state."""
-    return ptr + ((c.to(tl.int64) * G + group) * K + k[:, None]) * V + v[None, :]
+    return ptr + (c.to(tl.int64) * G + group) * (K * V) + (k[:, None] * V + v[None, :])
 
 
 @triton.jit(do_not_specialize=["T", "chunks"])
@@ -60,7 +63,7 @@ def states_kernel(
     chunks_of_ptr,
     states_ptr,
     final_ptr,
-    mild_ptr,
+    sums_ptr,
     T,
     chunks,
     G: tl.constexpr,
@@ -94,13 +97,15 @@ def states_kernel(
         k = load_tile(k_ptr, first, n, G * K, group, K, i, kk).to(tl.float32)
         v = load_tile(v_ptr, first, n, G * V, group, V, i, vv)
         if GATE != NONE:
-            g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE, 0)
-            behind = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE, 1)
-            k = k * tl.exp(suffix(behind, i, j, GATE))
+            g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE)
+            k = k * tl.exp(suffix(g, i, j, GATE, EXACT))
             total = tl.sum(g, 0)
             S = passed(S, total[:, None], EXACT)
             if GATE == CHANNEL:
-                tl.store(mild_ptr + ((tl.program_id(1) // blocks) * chunks + c) * G + group, tl.min(total))
+                half = tl.sum(tl.where(i[:, None] < C // 2, g, 0.0), 0)
+                place = sums_ptr + (c.to(tl.int64) * G + group) * K + kk
+                tl.store(place, half, mask=kk < K)
+                tl.store(place + tl.cast(chunks, tl.int64) * (G * K), total, mask=kk < K)
         S = product(tl.trans(k), v, S, OPERAND, PRECISION)
     tl.store(_block(final_ptr, row, G, group, K, V, kk, vv), S, mask=inside)
 
@@ -113,7 +118,7 @@ def outputs_kernel(
     g_ptr,
     states_ptr,
     chunks_ptr,
-    mild_ptr,
+    sums_ptr,
     out_ptr,
     T,
     chunks,
@@ -125,7 +130,7 @@ def outputs_kernel(
     GATE: tl.constexpr,
     PACKED: tl.constexpr,
     EXACT: tl.constexpr,
-    MILD_BLOCKS: tl.constexpr,
+    MIXED: tl.constexpr,
     LEVELS: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
@@ -135,8 +140,8 @@ def outputs_kernel(
 ):
     c, head = tl.program_id(0) // H, tl.program_id(0) % H
     group = head // (H // G)
-    if MILD_BLOCKS > 0:
-        if left_to_other(mild_ptr, c, group, chunks, G, MILD_BLOCKS, LEVELS > 0):
+    if MIXED > 0:
+        if left_to_other(sums_ptr, c, chunks, group, G, K, MIXED, LEVELS > 0):
             return
     first, n = place_of(c, chunks_ptr, T, chunks, C, PACKED)
     i, j = tl.arange(0, C), tl.arange(0, C)
@@ -153,21 +158,26 @@ def outputs_kernel(
         if GATE == NONE:
             o = product(q, S, o, OPERAND, PRECISION)
         else:
-            g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE, 0)
-            P = prefix(g, i, j, GATE)
-            o = product(q.to(tl.float32) * tl.exp(P), S, o, OPERAND, PRECISION)
-        if GATE == CHANNEL:
-            A += channel_scores(q, k, g, P, i, j, LEVELS, EXACT, OPERAND, PRECISION)
+            g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE)
+            P = prefix(g, i, j, GATE, EXACT)
+            if GATE == CHANNEL and LEVELS == 0:
+                half, _ = load_sums(sums_ptr, c, chunks, group, G, K, kk)
+                q = (q * tl.exp(P - half[None, :])).to(OPERAND)
+                k = k * tl.exp(half[None, :] - P)
+                o = product(q, S * tl.exp(half)[:, None], o, OPERAND, PRECISION)
+            else:
+                o = product(q * tl.exp(P), S, o, OPERAND, PRECISION)
+        if GATE == CHANNEL and LEVELS > 0:
+            A += channel_scores(q, k, g, i, j, LEVELS, EXACT, OPERAND, PRECISION)
         else:
             A = product(q, tl.trans(k), A, OPERAND, PRECISION)
-    if GATE == NONE:
+    if GATE == NONE or GATE == CHANNEL:
         A = tl.where(i[:, None] >= j[None, :], A, 0.0)
-    elif GATE != CHANNEL:
-        A = A * pair_decay(load_gates(g_ptr, first, n, G, group, K, i, i, GATE, 0), i, j, GATE)
+    else:
+        A = A * pair_decay(load_gates(g_ptr, first, n, G, group, K, i, i, GATE), i, j, GATE, EXACT)
     v = load_tile(v_ptr, first, n, G * V, group, V, i, vv)
     o = scale * product(A, v, o, OPERAND, PRECISION)
-    place = out_ptr + (first + i[:, None]) * (H * V) + head.to(tl.int64) * V + vv[None, :]
-    tl.store(place, o, mask=(i[:, None] < n) & (vv[None, :] < V))
+    tl.store(tile(out_ptr, first, H * V, head, V, i, vv), o, mask=(i[:, None] < n) & (vv[None, :] < V))
 
 
 @triton.jit(do_not_specialize=["T", "chunks"])
@@ -210,8 +220,8 @@ def d_states_kernel(
         first, n = place_of(c, chunks_ptr, T, chunks, C, PACKED)
         tl.store(_block(d_states_ptr, c, G, group, K, V, kk, vv), dS, mask=inside)
         if GATE != NONE:
-            g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE, 0)
-            up = tl.exp(prefix(g, i, j, GATE))
+            g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE)
+            up = tl.exp(prefix(g, i, j, GATE, EXACT))
             dS = passed(dS, tl.sum(g, 0)[:, None], EXACT)
         for r in tl.static_range(H // G):
             head = group * (H // G) + r
@@ -231,7 +241,7 @@ def d_values_kernel(
     do_ptr,
     d_states_ptr,
     chunks_ptr,
-    mild_ptr,
+    sums_ptr,
     dv_ptr,
     T,
     chunks,
@@ -243,7 +253,7 @@ def d_values_kernel(
     GATE: tl.constexpr,
     PACKED: tl.constexpr,
     EXACT: tl.constexpr,
-    MILD_BLOCKS: tl.constexpr,
+    MIXED: tl.constexpr,
     LEVELS: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
@@ -252,23 +262,14 @@ def d_values_kernel(
     PRECISION: tl.constexpr,
 ):
     c, group = tl.program_id(0) // G, tl.program_id(0) % G
-    if MILD_BLOCKS > 0:
-        if left_to_other(mild_ptr, c, group, chunks, G, MILD_BLOCKS, LEVELS > 0):
+    if MIXED > 0:
+        if left_to_other(sums_ptr, c, chunks, group, G, K, MIXED, LEVELS > 0):
             return
     first, n = place_of(c, chunks_ptr, T, chunks, C, PACKED)
     i, j = tl.arange(0, C), tl.arange(0, C)
     vv = tl.program_id(1) * BV + tl.arange(0, BV)
     gate_row: tl.constexpr = G * K if GATE == CHANNEL else G
     dv = tl.zeros([C, BV], tl.float32)
-    for start in tl.static_range(0, K, BK):
-        kk = start + tl.arange(0, BK)
-        k = load_tile(k_ptr, first, n, G * K, group, K, i, kk).to(tl.float32)
-        inside = (kk[:, None] < K) & (vv[None, :] < V)
-        dS = tl.load(_block(d_states_ptr, c, G, group, K, V, kk, vv), mask=inside, other=0.0)
-        if GATE != NONE:
-            behind = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE, 1)
-            k = k * tl.exp(suffix(behind, i, j, GATE))
-        dv = product(k, dS, dv, OPERAND, PRECISION)
     for r in tl.static_range(H // G):
         head = group * (H // G) + r
         A = tl.zeros([C, C], tl.float32)
@@ -276,20 +277,34 @@ def d_values_kernel(
             kk = start + tl.arange(0, BK)
             q = load_tile(q_ptr, first, n, H * K, head, K, i, kk)
             k = load_tile(k_ptr, first, n, G * K, group, K, i, kk)
-            if GATE == CHANNEL:
-                g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE, 0)
-                P = prefix(g, i, j, GATE)
-                A += channel_scores(q, k, g, P, i, j, LEVELS, EXACT, OPERAND, PRECISION)
+            inside = (kk[:, None] < K) & (vv[None, :] < V)
+            place = _block(d_states_ptr, c, G, group, K, V, kk, vv)
+            if GATE != NONE:
+                g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE)
+            if GATE == CHANNEL and LEVELS == 0:
+                half, total = load_sums(sums_ptr, c, chunks, group, G, K, kk)
+                P = prefix(g, i, j, GATE, EXACT)
+                q = q * tl.exp(P - half[None, :])
+                k = (k * tl.exp(half[None, :] - P)).to(OPERAND)
+            if r == 0:
+                dS = tl.load(place, mask=inside, other=0.0)
+                if GATE == NONE:
+                    dv = product(k, dS, dv, OPERAND, PRECISION)
+                elif GATE == CHANNEL and LEVELS == 0:
+                    dv = product(k, dS * tl.exp(total - half)[:, None], dv, OPERAND, PRECISION)
+                else:
+                    dv = product(k * tl.exp(suffix(g, i, j, GATE, EXACT)), dS, dv, OPERAND, PRECISION)
+            if GATE == CHANNEL and LEVELS > 0:
+                A += channel_scores(q, k, g, i, j, LEVELS, EXACT, OPERAND, PRECISION)
             else:
                 A = product(q, tl.trans(k), A, OPERAND, PRECISION)
-        if GATE == NONE:
+        if GATE == NONE or GATE == CHANNEL:
             A = tl.where(i[:, None] >= j[None, :], A, 0.0)
-        elif GATE != CHANNEL:
-            A = A * pair_decay(load_gates(g_ptr, first, n, G, group, K, i, i, GATE, 0), i, j, GATE)
+        else:
+            A = A * pair_decay(load_gates(g_ptr, first, n, G, group, K, i, i, GATE), i, j, GATE, EXACT)
         do = load_tile(do_ptr, first, n, H * V, head, V, i, vv)
         dv = product(tl.trans(A * scale), do, dv, OPERAND, PRECISION)
-    place = dv_ptr + (first + i[:, None]) * (G * V) + group.to(tl.int64) * V + vv[None, :]
-    tl.store(place, dv, mask=(i[:, None] < n) & (vv[None, :] < V))
+    tl.store(tile(dv_ptr, first, G * V, group, V, i, vv), dv, mask=(i[:, None] < n) & (vv[None, :] < V))
 
 
 @triton.jit(do_not_specialize=["T", "chunks"])
@@ -302,7 +317,7 @@ def d_keys_kernel(
     states_ptr,
     d_states_ptr,
     chunks_ptr,
-    mild_ptr,
+    sums_ptr,
     dq_ptr,
     dk_ptr,
     dg_ptr,
@@ -317,7 +332,7 @@ def d_keys_kernel(
     GATE: tl.constexpr,
     PACKED: tl.constexpr,
     EXACT: tl.constexpr,
-    MILD_BLOCKS: tl.constexpr,
+    MIXED: tl.constexpr,
     LEVELS: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
@@ -327,80 +342,99 @@ def d_keys_kernel(
 ):
     """dg_ptr is [B * T, G, K], or of gates a head the part [blocks of K, B * T, G] of each block of key channels."""
     c, group = tl.program_id(0) // G, tl.program_id(0) % G
-    if MILD_BLOCKS > 0:
-        if left_to_other(mild_ptr, c, group, chunks, G, MILD_BLOCKS, LEVELS > 0):
+    if MIXED > 0:
+        if left_to_other(sums_ptr, c, chunks, group, G, K, MIXED, LEVELS > 0):
             return
     first, n = place_of(c, chunks_ptr, T, chunks, C, PACKED)
     i, j = tl.arange(0, C), tl.arange(0, C)
     kk = tl.program_id(1) * BK + tl.arange(0, BK)
     gate_row: tl.constexpr = G * K if GATE == CHANNEL else G
-    k = load_tile(k_ptr, first, n, G * K, group, K, i, kk)
+    there = (i[:, None] < n) & (kk[None, :] < K)
+    CENTRED: tl.constexpr = GATE == CHANNEL and LEVELS == 0
+    if CENTRED:
+        half, total = load_sums(sums_ptr, c, chunks, group, G, K, kk)
     dk = tl.zeros([C, BK], tl.float32)
-    through = tl.zeros([BK], tl.float32)
-    for start in tl.static_range(0, V, BV):
-        vv = start + tl.arange(0, BV)
-        inside = (kk[:, None] < K) & (vv[None, :] < V)
-        v = load_tile(v_ptr, first, n, G * V, group, V, i, vv)
-        dS = tl.load(_block(d_states_ptr, c, G, group, K, V, kk, vv), mask=inside, other=0.0)
-        dk = product(v, tl.trans(dS), dk, OPERAND, PRECISION)
-        if GATE != NONE:
-            S = tl.load(_block(states_ptr, c, G, group, K, V, kk, vv), mask=inside, other=0.0)
-            through += tl.sum(S.to(tl.float32) * dS.to(tl.float32), 1)
-    if GATE != NONE:
-        g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE, 0)
-        behind = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE, 1)
-        dk = dk * tl.exp(suffix(behind, i, j, GATE))
-        through = through * tl.exp(tl.sum(g, 0))
-        P = prefix(g, i, j, GATE)
-        written = k.to(tl.float32) * dk
-    if GATE == CHANNEL:
-        last = through + tl.sum(written, 0)  # the state behind the chunk times its gradient
-        dg = tl.where(i[:, None] == n - 1, last[None, :], 0.0)
-    elif GATE != NONE:
-        later = i[:, None] > j[None, :]  # a gate and the keys before it
-        pair = pair_decay(g, i, j, GATE)
-        dg = tl.sum(tl.where(later, tl.sum(written, 1)[None, :], 0.0), 1) + tl.sum(through)
+    through = tl.zeros([BK], tl.float32)  # the state before the chunk times its gradient, if no gate came in between
     for r in tl.static_range(H // G):
         head = group * (H // G) + r
-        q = load_tile(q_ptr, first, n, H * K, head, K, i, kk)
         dq = tl.zeros([C, BK], tl.float32)
         dA = tl.zeros([C, C], tl.float32)
-        for start in tl.static_range(0, V, BV):
+        for start in tl.range(0, V, BV, num_stages=1):
             vv = start + tl.arange(0, BV)
             inside = (kk[:, None] < K) & (vv[None, :] < V)
             v = load_tile(v_ptr, first, n, G * V, group, V, i, vv)
             do = load_tile(do_ptr, first, n, H * V, head, V, i, vv)
-            S = tl.load(_block(states_ptr, c, G, group, K, V, kk, vv), mask=inside, other=0.0)
             dA = product(do, tl.trans(v), dA, OPERAND, PRECISION)
+            S = tl.load(_block(states_ptr, c, G, group, K, V, kk, vv), mask=inside, other=0.0)
+            if CENTRED:
+                S = (S * tl.exp(half)[:, None]).to(OPERAND)
             dq = product(do, tl.trans(S), dq, OPERAND, PRECISION)
+            if r == 0:
+                dS = tl.load(_block(d_states_ptr, c, G, group, K, V, kk, vv), mask=inside, other=0.0)
+                if CENTRED:
+                    dS = (dS * tl.exp(total - half)[:, None]).to(OPERAND)
+                dk = product(v, tl.trans(dS), dk, OPERAND, PRECISION)
+                if GATE != NONE:
+                    through += tl.sum(S.to(tl.float32) * dS.to(tl.float32), 1)
         dA = tl.where(i[:, None] >= j[None, :], dA * scale, 0.0)
         dq = dq * scale
-        if GATE != NONE:
-            dq = dq * tl.exp(P)
-        if GATE == CHANNEL:
-            dq, dk = channel_gradients(q, k, g, P, dA, dq, dk, i, j, LEVELS, EXACT, OPERAND, PRECISION)
-            dg += q.to(tl.float32) * dq
+        q = load_tile(q_ptr, first, n, H * K, head, K, i, kk)
+        if r == 0:
+            k = load_tile(k_ptr, first, n, G * K, group, K, i, kk)
+        if r == 0 and GATE != NONE:
+            g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE)
+            P = prefix(g, i, j, GATE, EXACT)
+            if CENTRED:
+                P -= half[None, :]
+                k = (k * tl.exp(-P)).to(OPERAND)
+                written = k * dk
+            else:
+                dk = dk * tl.exp(suffix(g, i, j, GATE, EXACT))
+                written = k.to(tl.float32) * dk
+                through = through * tl.exp(tl.sum(g, 0))
+            if GATE == CHANNEL:
+                last = through + tl.sum(written, 0)  # the state behind the chunk times its gradient
+                dg = tl.where(i[:, None] == n - 1, last[None, :], 0.0)
+            else:
+                later = i[:, None] > j[None, :]  # a gate and the keys before it
+                pair = pair_decay(g, i, j, GATE, EXACT)
+                dg = tl.sum(tl.where(later, tl.sum(written, 1)[None, :], 0.0), 1) + tl.sum(through)
+        if CENTRED:
+            q = (q * tl.exp(P)).to(OPERAND)
+            dq = product(dA, k, dq, OPERAND, PRECISION)
+            dk = product(tl.trans(dA), q, dk, OPERAND, PRECISION)
+            dg += q * dq
+            dq = tl.exp(P) * dq
+        elif GATE == CHANNEL:
+            dq, dk = channel_gradients(
+                q, k, g, dA, dq * tl.exp(P), dk, i, j, LEVELS, EXACT, OPERAND, PRECISION
+            )
+            dg += q * dq
         else:
             if GATE != NONE:
                 dA = dA * pair
+                dq = dq * tl.exp(P)
                 read = tl.sum(q.to(tl.float32) * dq, 1)
                 dg += tl.sum(tl.where(j[None, :] >= i[:, None], read[None, :], 0.0), 1)
                 pairs = dA * product(q, tl.trans(k), None, OPERAND, PRECISION)
-                dg += tl.sum(tl.where(later, tl.cumsum(pairs, 0, reverse=True), 0.0), 1)
+                dg += tl.sum(tl.where(later, sums(j[None, :] >= i[:, None], pairs, EXACT), 0.0), 1)
             dq = product(dA, k, dq, OPERAND, PRECISION)
             dk = product(tl.trans(dA), q, dk, OPERAND, PRECISION)
-        place = dq_ptr + (first + i[:, None]) * (H * K) + head.to(tl.int64) * K + kk[None, :]
-        tl.store(place, dq, mask=(i[:, None] < n) & (kk[None, :] < K))
-    there = (i[:, None] < n) & (kk[None, :] < K)
-    token = first + i
-    tl.store(dk_ptr + token[:, None] * (G * K) + group.to(tl.int64) * K + kk[None, :], dk, mask=there)
+        tl.store(tile(dq_ptr, first, H * K, head, K, i, kk), dq, mask=there)
     if GATE == CHANNEL:
-        dg = tl.cumsum(dg - k.to(tl.float32) * dk, 0, reverse=True)
+        dg -= k * dk
+    if CENTRED:
+        dk = dk * tl.exp(-P)
+    tl.store(tile(dk_ptr, first, G * K, group, K, i, kk), dk, mask=there)
+    if GATE == CHANNEL:
+        dg = sums(j[None, :] >= i[:, None], dg, EXACT)
+        g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE)
         dg = tl.where(g == float("-inf"), 0.0, dg)
-        tl.store(dg_ptr + token[:, None] * (G * K) + group.to(tl.int64) * K + kk[None, :], dg, mask=there)
+        tl.store(tile(dg_ptr, first, G * K, group, K, i, kk), dg, mask=there)
     elif GATE != NONE:
         dg = tl.where(tl.sum(g, 1) == float("-inf"), 0.0, dg)
-        tl.store(dg_ptr + (tl.program_id(1) * tokens + token) * G + group, dg, mask=i < n)
+        token = tl.program_id(1).to(tl.int64) * tokens + first
+        tl.store(dg_ptr + (token * G + group) + i * G, dg, mask=i < n)
 
 
 @triton.jit(do_not_specialize=["T"])

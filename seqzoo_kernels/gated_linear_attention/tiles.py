@@ -1,9 +1,10 @@
 """What the Triton kernels of gated_linear_attention are made of: which tokens a chunk has, and how gates act inside it.
 
 Gates are [C, 1] (a head has one) or [C, BK] (a key channel has one). Every exponent is a sum of the gates in between, so it
-lies in [-inf, 0], but for one case: where the sum over the whole chunk is mild (above MILD) in each channel, sums are taken
-from its middle, one product serves all pairs, and a float32 exponent bears the difference without loss to half-precision
-products. A launch has either the mild chunks (LEVELS = 0) or the others; with float32 inputs, all are others.
+lies in [-inf, 0], but for one case: where the sums over both halves of a chunk are mild (above MILD) in each channel, all is
+seen from its middle, r: queries are q e^{P - r}, keys k e^{r - P}, and one product serves all pairs. The range of float32 and
+bfloat16 bears these factors, and half-precision products lose nothing by them. A launch has either the mild chunks
+(LEVELS = 0) or the others; with float32 inputs, all are others.
 """
 
 import triton
@@ -15,7 +16,8 @@ NONE = tl.constexpr(0)  # kinds of gates
 CONSTANT = tl.constexpr(1)
 HEAD = tl.constexpr(2)
 CHANNEL = tl.constexpr(3)
-MILD = tl.constexpr(-60.0)
+MILD = tl.constexpr(-75.0)
+PIECE = tl.constexpr(tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16)  # the interpreter can't multiply bfloat16
 CLOSED = tl.constexpr(-1e30)  # e^CLOSED is 0, and unlike -inf it may be multiplied by 0
 
 
@@ -36,19 +38,24 @@ def place_of(c, chunks_ptr, T, chunks, C: tl.constexpr, PACKED: tl.constexpr):
 @triton.jit
 def load_tile(ptr, first, n, row, group, width, i, d):
     """[C, BK or BV] of a tensor [B * T, groups, width] with `row` numbers a token; 0 outside."""
-    place = ptr + (first + i[:, None]) * row + group.to(tl.int64) * width + d[None, :]
+    place = tile(ptr, first, row, group, width, i, d)
     return tl.load(place, mask=(i[:, None] < n) & (d[None, :] < width), other=0.0)
 
 
 @triton.jit
-def load_gates(ptr, first, n, row, group, K, i, d, GATE: tl.constexpr, SHIFT: tl.constexpr):
-    """Gates [C, 1] or [C, BK] in float32, 0 outside; shifted, of token i + 1."""
-    there = (i[:, None] + SHIFT) < n
+def tile(ptr, first, row, group, width, i, d):
+    """Pointers to it: one of 64 bits and offsets of 32."""
+    return ptr + (first * row + group * width) + (i[:, None] * row + d[None, :])
+
+
+@triton.jit
+def load_gates(ptr, first, n, row, group, K, i, d, GATE: tl.constexpr):
+    """Gates [C, 1] or [C, BK] in float32, 0 outside."""
+    there = i[:, None] < n
     if GATE == CHANNEL:
-        place = ptr + (first + i[:, None] + SHIFT) * row + group.to(tl.int64) * K + d[None, :]
-        g = tl.load(place, mask=there & (d[None, :] < K), other=0.0)
+        g = load_tile(ptr, first, n, row, group, K, i, d)
     elif GATE == HEAD:
-        g = tl.load(ptr + (first + i[:, None] + SHIFT) * row + group, mask=there, other=0.0)
+        g = tl.load(ptr + (first * row + group) + i[:, None] * row, mask=there, other=0.0)
     else:
         g = tl.where(there, tl.load(ptr + group), 0.0)
     return g.to(tl.float32)
@@ -68,48 +75,63 @@ def product(a, b, acc, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def pair_decay(g, i, j, GATE: tl.constexpr):
-    """e^{gates j+1 .. i} [C, C] of gates [C, 1] for j <= i, 0 above the diagonal."""
-    causal = i[:, None] >= j[None, :]
-    if GATE == NONE:
-        return causal.to(tl.float32)
+def sums(which, x, EXACT: tl.constexpr):
+    """which x: of each column of x [C, N], in float32, the sums over the rows that `which` [C, C] names.
+
+    On the tensor cores, which are faster here than a scan: of zeros and ones times two bfloat16 that make up x (16 bits,
+    beside the 8 of half-precision products).
+    """
+    if EXACT:
+        return tl.dot(which.to(tl.float32), x, input_precision="tf32x3")
     else:
-        between = tl.where(i[:, None] > j[None, :], tl.broadcast_to(g, [g.shape[0], g.shape[0]]), 0.0)
-        return tl.where(causal, tl.exp(tl.cumsum(between, 0)), 0.0)
+        high = x.to(PIECE)
+        low = (x - high.to(tl.float32)).to(PIECE)
+        ones = which.to(PIECE)
+        return tl.dot(ones, low, tl.dot(ones, high))
 
 
 @triton.jit
-def prefix(g, i, j, GATE: tl.constexpr):
+def pair_decay(g, i, j, GATE: tl.constexpr, EXACT: tl.constexpr):
+    """e^{gates j+1 .. i} [C, C] of gates [C, 1] for j <= i, 0 above the diagonal."""
+    causal = i[:, None] >= j[None, :]
+    after = tl.where(i[:, None] > j[None, :], tl.maximum(g, CLOSED), 0.0)
+    return tl.where(causal, tl.exp(sums(causal, after, EXACT)), 0.0)
+
+
+@triton.jit
+def prefix(g, i, j, GATE: tl.constexpr, EXACT: tl.constexpr):
     """Sums of gates up to each token and with it."""
     if GATE == CHANNEL:
-        return tl.cumsum(tl.maximum(g, CLOSED), 0)
-    else:  # a scan of one column is more than some versions of Triton can do
+        return sums(j[None, :] <= i[:, None], tl.maximum(g, CLOSED), EXACT)
+    else:
         return tl.sum(tl.where(j[None, :] <= i[:, None], tl.sum(g, 1)[None, :], 0.0), 1)[:, None]
 
 
 @triton.jit
-def suffix(behind, i, j, GATE: tl.constexpr):
-    """Sums of the gates behind each token, from gates shifted by one."""
+def suffix(g, i, j, GATE: tl.constexpr, EXACT: tl.constexpr):
+    """Sums of the gates behind each token."""
     if GATE == CHANNEL:
-        return tl.cumsum(behind, 0, reverse=True)
+        return sums(j[None, :] > i[:, None], tl.maximum(g, CLOSED), EXACT)
     else:
-        return tl.sum(tl.where(j[None, :] >= i[:, None], tl.sum(behind, 1)[None, :], 0.0), 1)[:, None]
+        return tl.sum(tl.where(j[None, :] > i[:, None], tl.sum(g, 1)[None, :], 0.0), 1)[:, None]
 
 
 @triton.jit
-def left_to_other(mild_ptr, c, group, chunks, G: tl.constexpr, blocks: tl.constexpr, EXACT: tl.constexpr):
-    """Whether chunk c is left to the other one of two launches: with EXACT, the mild ones are; mild_ptr [blocks, chunks, G]."""
-    least = tl.load(mild_ptr + c * G + group)
-    for b in tl.static_range(1, blocks):
-        least = tl.minimum(least, tl.load(mild_ptr + (b * chunks + c) * G + group))
-    return (least > MILD) == EXACT
+def load_sums(sums_ptr, c, chunks, group, G: tl.constexpr, K: tl.constexpr, d):
+    """Of chunk c's channels d the gates' sums over the first half and over the whole; sums_ptr [2, chunks, G, K]."""
+    place = sums_ptr + (c.to(tl.int64) * G + group) * K + d
+    step = tl.cast(chunks, tl.int64) * (G * K)
+    return tl.load(place, mask=d < K, other=0.0), tl.load(place + step, mask=d < K, other=0.0)
 
 
 @triton.jit
-def centred(g, P, i):
-    """Sums of gates from the middle of the chunk to each token, below 0 behind it and above before it."""
-    C: tl.constexpr = g.shape[0]
-    return P - tl.sum(tl.where(i[:, None] < C // 2, g, 0.0), 0)[None, :]
+def left_to_other(
+    sums_ptr, c, chunks, group, G: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, STRONG: tl.constexpr
+):
+    """Whether chunk c is left to the other one of two launches, of which one has the mild chunks."""
+    half, total = load_sums(sums_ptr, c, chunks, group, G, K, tl.arange(0, BLOCK))
+    mild = tl.min(tl.minimum(half, tl.maximum(total, CLOSED) - half)) > MILD
+    return mild == STRONG
 
 
 @triton.jit
@@ -122,36 +144,20 @@ def level(g, i, j, n, EXACT: tl.constexpr):
     block, key_block = i[:, None] >> n, j[None, :] >> n
     second = (block & 1) == 1
     ours = (block == key_block) & tl.where(second, j[None, :] <= i[:, None], j[None, :] > i[:, None])
-    precision: tl.constexpr = "tf32x3" if EXACT else "tf32"  # an exponent's error counts where it is small
-    sums = product(ours.to(tl.float32), tl.maximum(g, CLOSED), None, tl.float32, precision)
-    return tl.exp(sums), second & (key_block + 1 == block)
+    return tl.exp(sums(ours, tl.maximum(g, CLOSED), EXACT)), second & (key_block + 1 == block)
 
 
 @triton.jit
 def channel_scores(
-    q,
-    k,
-    g,
-    P,
-    i,
-    j,
-    LEVELS: tl.constexpr,
-    EXACT: tl.constexpr,
-    OPERAND: tl.constexpr,
-    PRECISION: tl.constexpr,
+    q, k, g, i, j, LEVELS: tl.constexpr, EXACT: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """A [C, C] with A_ij = sum_k q_ik k_jk e^{gates j+1 .. i} for j <= i, 0 above the diagonal. P are the gates' sums."""
+    """A [C, C] with A_ij = sum_k q_ik k_jk e^{gates j+1 .. i} for j <= i, 0 above the diagonal."""
     q, k = q.to(tl.float32), k.to(tl.float32)
-    if LEVELS == 0:
-        P = centred(g, P, i)
-        A = product(q * tl.exp(P), tl.trans(k * tl.exp(-P)), None, OPERAND, PRECISION)
-        return tl.where(i[:, None] >= j[None, :], A, 0.0)
-    else:
-        A = tl.where(i[:, None] == j[None, :], tl.sum(q * k, 1)[:, None], 0.0)
-        for n in tl.range(LEVELS, num_stages=1):
-            w, pairs = level(g, i, j, n, EXACT)
-            A += tl.where(pairs, product(q * w, tl.trans(k * w), None, OPERAND, PRECISION), 0.0)
-        return A
+    A = tl.where(i[:, None] == j[None, :], tl.sum(q * k, 1)[:, None], 0.0)
+    for n in tl.range(LEVELS, num_stages=1):
+        w, pairs = level(g, i, j, n, EXACT)
+        A += tl.where(pairs, product(q * w, tl.trans(k * w), None, OPERAND, PRECISION), 0.0)
+    return A
 
 
 @triton.jit
@@ -159,7 +165,6 @@ def channel_gradients(
     q,
     k,
     g,
-    P,
     dA,
     dq,
     dk,
@@ -172,17 +177,12 @@ def channel_gradients(
 ):
     """dq and dk with what channel_scores hands back for dA [C, C], which is 0 above the diagonal."""
     q, k = q.to(tl.float32), k.to(tl.float32)
-    if LEVELS == 0:
-        P = centred(g, P, i)
-        dq += tl.exp(P) * product(dA, k * tl.exp(-P), None, OPERAND, PRECISION)
-        dk += tl.exp(-P) * product(tl.trans(dA), q * tl.exp(P), None, OPERAND, PRECISION)
-    else:
-        own = tl.sum(tl.where(i[:, None] == j[None, :], dA, 0.0), 1)[:, None]
-        dq += own * k
-        dk += own * q
-        for n in tl.range(LEVELS, num_stages=1):
-            w, pairs = level(g, i, j, n, EXACT)
-            part = tl.where(pairs, dA, 0.0)
-            dq += w * product(part, k * w, None, OPERAND, PRECISION)
-            dk += w * product(tl.trans(part), q * w, None, OPERAND, PRECISION)
+    own = tl.sum(tl.where(i[:, None] == j[None, :], dA, 0.0), 1)[:, None]
+    dq += own * k
+    dk += own * q
+    for n in tl.range(LEVELS, num_stages=1):
+        w, pairs = level(g, i, j, n, EXACT)
+        part = tl.where(pairs, dA, 0.0)
+        dq += w * product(part, k * w, None, OPERAND, PRECISION)
+        dk += w * product(tl.trans(part), q * w, None, OPERAND, PRECISION)
     return dq, dk

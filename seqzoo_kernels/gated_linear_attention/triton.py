@@ -38,6 +38,7 @@ TILES = {
         "d_keys": (64, 64, 4, 1),
     },
 }
+PROGRAMS = 128  # fewer leave much of a GPU idle
 STATE = 8192  # numbers of a state that a program of the recurrent mode holds
 
 
@@ -59,8 +60,8 @@ def forward(
     if mode == "recurrent":
         _recurrent(call, state, scale, out, final)
         return out, final
-    states, mild = _states(call, state, final)
-    pointers = (call.q, call.k, call.v, call.g, states, call.chunks, mild, out)
+    states, sums = _states(call, state, final)
+    pointers = (call.q, call.k, call.v, call.g, states, call.chunks, sums, out)
     _launch(outputs_kernel, "outputs", call, call.heads, call.V, pointers, scale=scale)
     return out, final
 
@@ -84,7 +85,7 @@ def backward(
     call = Call.of(q, k, v, log_decay, cu_seqlens, chunk_size)
     state = None if initial_state is None else initial_state.float().contiguous()
     do = grad_out.contiguous()
-    states, mild = _states(call, state, torch.empty_like(final))
+    states, sums = _states(call, state, torch.empty_like(final))
     d_states, d_initial = torch.empty_like(states), torch.empty_like(final)
     pointers = (
         call.q,
@@ -99,7 +100,7 @@ def backward(
     _launch(d_states_kernel, "d_states", call, call.groups, None, pointers, scale=scale)
 
     dv = call.new(v, v.shape[:3])
-    pointers = (call.q, call.k, call.g, do, d_states, call.chunks, mild, dv)
+    pointers = (call.q, call.k, call.g, do, d_states, call.chunks, sums, dv)
     _launch(d_values_kernel, "d_values", call, call.groups, call.V, pointers, scale=scale)
 
     dq, dk = call.new(q, q.shape[:3], call.K), call.new(k, k.shape[:3], call.K)
@@ -109,7 +110,7 @@ def backward(
         shape = k.shape if log_decay.dim() == 4 else (parts, *k.shape[:3])
         dtype = log_decay.dtype if log_decay.dim() == 4 else torch.float32
         dg = (torch.empty if cu_seqlens is None else torch.zeros)(shape, dtype=dtype, device=q.device)
-    pointers = (call.q, call.k, call.v, call.g, do, states, d_states, call.chunks, mild, dq, dk, dg)
+    pointers = (call.q, call.k, call.v, call.g, do, states, d_states, call.chunks, sums, dq, dk, dg)
     _launch(
         d_keys_kernel,
         "d_keys",
@@ -188,7 +189,12 @@ class Call(NamedTuple):
 def _tile(call: Call, name: str) -> tuple[int, int, int, int]:
     BK, BV, warps, stages = TILES[call.q.element_size()][name]
     fit = lambda block, size: min(block, max(16, triton.next_power_of_2(size)))  # noqa: E731
-    return fit(BK, call.K), fit(BV, call.V), warps, stages
+    BK, BV = fit(BK, call.K), fit(BV, call.V)
+    if name in ("states", "d_states"):  # of few rows, narrower parts of a state, for they go through all tokens one by one
+        rows = (1 if call.cu is not None else call.rows) * call.groups * triton.cdiv(call.K, BK)
+        while rows * triton.cdiv(call.V, BV) < PROGRAMS and BV > 16:
+            BV //= 2
+    return BK, BV, warps, stages
 
 
 def _launch(
@@ -225,7 +231,7 @@ def _launch(
         "OPERAND": tl.bfloat16 if half else tl.float32,
         "PRECISION": _precision() if single else "tf32",
         "EXACT": single,
-        "MILD_BLOCKS": triton.cdiv(call.K, _tile(call, "states")[0]) if two_ways else 0,
+        "MIXED": triton.next_power_of_2(call.K) if two_ways else 0,
         "T": call.q.shape[1],
         "chunks": call.count,
         **numbers,
@@ -244,15 +250,15 @@ def _precision() -> str:
 
 
 def _states(call: Call, state: Optional, final: Tensor) -> tuple[Tensor, Tensor]:
-    """S before each chunk [chunks, G, K, V], in the inputs' dtype; and the strongest decay over each chunk, by blocks of key
-    channels [blocks, chunks, G]."""
+    """S before each chunk [chunks, G, K, V], in the inputs' dtype; of gates a key channel their sums over the first half of
+    each chunk and over all of it [2, chunks, G, K]."""
     states = call.q.new_empty(call.count, *call.state_shape)
-    blocks = triton.cdiv(call.K, _tile(call, "states")[0])
-    mild = call.q.new_empty(blocks, call.count, call.groups, dtype=torch.float32)
+    size = call.count if call.gate == CHANNEL else 0
+    sums = call.q.new_empty(2, size, call.groups, call.K, dtype=torch.float32)
     initial = final if state is None else state
-    pointers = (call.k, call.v, call.g, initial, call.chunks, call.spans, states, final, mild)
+    pointers = (call.k, call.v, call.g, initial, call.chunks, call.spans, states, final, sums)
     _launch(states_kernel, "states", call, call.groups, None, pointers, HAS_STATE=state is not None)
-    return states, mild
+    return states, sums
 
 
 def _recurrent(call: Call, state: Optional, scale: float, out: Tensor, final: Tensor) -> None:
