@@ -135,7 +135,7 @@ def outputs_kernel(
 ):
     c, head = tl.program_id(0) // H, tl.program_id(0) % H
     group = head // (H // G)
-    if MILD_BLOCKS > 0:
+    if MILD_BLOCKS > 0:  # noqa: SIM102 (known when compiled, the other one is not)
         if left_to_other(mild_ptr, c, group, chunks, G, MILD_BLOCKS, LEVELS > 0):
             return
     first, n = place_of(c, chunks_ptr, T, chunks, C, PACKED)
@@ -252,7 +252,7 @@ def d_values_kernel(
     PRECISION: tl.constexpr,
 ):
     c, group = tl.program_id(0) // G, tl.program_id(0) % G
-    if MILD_BLOCKS > 0:
+    if MILD_BLOCKS > 0:  # noqa: SIM102 (known when compiled, the other one is not)
         if left_to_other(mild_ptr, c, group, chunks, G, MILD_BLOCKS, LEVELS > 0):
             return
     first, n = place_of(c, chunks_ptr, T, chunks, C, PACKED)
@@ -327,7 +327,7 @@ def d_keys_kernel(
 ):
     """dg_ptr is [B * T, G, K], or of gates a head the part [blocks of K, B * T, G] of each block of key channels."""
     c, group = tl.program_id(0) // G, tl.program_id(0) % G
-    if MILD_BLOCKS > 0:
+    if MILD_BLOCKS > 0:  # noqa: SIM102 (known when compiled, the other one is not)
         if left_to_other(mild_ptr, c, group, chunks, G, MILD_BLOCKS, LEVELS > 0):
             return
     first, n = place_of(c, chunks_ptr, T, chunks, C, PACKED)

@@ -1,6 +1,7 @@
 """gated_linear_attention on a GPU: shapes and launches; the kernels are in kernels.py."""
 
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any
 
 import torch
 import triton
@@ -86,7 +87,7 @@ def backward(
     do = grad_out.contiguous()
     states, mild = _states(call, state, torch.empty_like(final))
     d_states, d_initial = torch.empty_like(states), torch.empty_like(final)
-    pointers = (
+    pointers: tuple[Tensor, ...] = (
         call.q,
         do,
         call.g,
@@ -120,15 +121,15 @@ def backward(
         scale=scale,
         tokens=q.shape[0] * q.shape[1],
     )
-    if log_decay is None:
-        dg = None
-    elif log_decay.dim() < 4:
+    if log_decay is not None and log_decay.dim() < 4:
         dg = dg.sum(0) if log_decay.dim() == 3 else dg.sum((0, 1, 2), dtype=torch.float64)
         dg = dg.to(log_decay.dtype)
-    return dq, dk, dv, dg, None if initial_state is None else d_initial.to(initial_state.dtype), None
+    d_gates = None if log_decay is None else dg
+    return dq, dk, dv, d_gates, None if initial_state is None else d_initial.to(initial_state.dtype), None
 
 
-class Call(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Call:
     """The inputs of a call, dense, and what they say of it."""
 
     q: Tensor
