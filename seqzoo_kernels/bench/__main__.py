@@ -32,6 +32,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         for case in ops.cases(args.op):
             if args.only not in case.name:
                 continue
+            if case.large and device.type == "cpu":
+                print(f"{case.name}: left out, it takes a GPU")
+                continue
             row = core.run_case(case, device, args.repeats)
             for way in case.ways if args.cold and case.cold else ():
                 if not row["ways"][way.name].get("why", "").startswith("not installed"):

@@ -1,7 +1,8 @@
 """A case of a bench: one op on one set of tensors, run in several ways, each judged before it is timed.
 
 The judge is the op in float64 on the same inputs. What is wrong is not timed, and what is absent or refuses gives a row that
-says so. A way that wants another layout is given its inputs in that layout: only the op itself is timed.
+says so. A way that wants another layout is given its inputs in that layout: only the op itself is timed. What computes another
+function, to show what is usual, is timed and not judged, and says so.
 """
 
 import dataclasses
@@ -34,6 +35,7 @@ class Way:
     load     gives the function, of the arranged inputs to one output; an ImportError says that it is not installed
     arrange  from the case's inputs to those of the function: differentiable and not timed
     restore  from the function's output to the case's
+    unlike   it is another function, timed for scale
     forward_only  there is no gradient to be had, or one of another function
     """
 
@@ -41,6 +43,7 @@ class Way:
     load: Callable[[], Run]
     arrange: Callable[..., tuple[Tensor, ...]] = _as_they_are
     restore: Callable[[Tensor], Tensor] = _as_it_is
+    unlike: bool = False
     forward_only: bool = False
 
 
@@ -56,6 +59,7 @@ class Case:
     targets  milliseconds to reach, for the forward pass and for both
     length   T, of a case that is a point of the plot
     cold     whether the cold start is measured, where that is asked for
+    large    too large for a CPU, where it is left out
     """
 
     name: str
@@ -66,6 +70,7 @@ class Case:
     targets: tuple[float | None, float | None] = (None, None)
     length: int | None = None
     cold: bool = False
+    large: bool = False
 
 
 def run_case(case: Case, device: torch.device, repeats: int) -> dict[str, Any]:
@@ -112,8 +117,11 @@ def _run_way(
         run = way.load()
         with torch.no_grad():
             own = [t.contiguous() for t in way.arrange(*inputs)]
-            result["error"] = precision.relative_error(way.restore(run(*own)), truth)
-        if not precision.worth_timing(result["error"], inputs):
+            if not way.unlike:
+                result["error"] = precision.relative_error(way.restore(run(*own)), truth)
+        if way.unlike:
+            result["why"] = "another function: for scale, not judged"
+        elif not precision.worth_timing(result["error"], inputs):
             return {**result, "why": "wrong result"}
 
         def forward() -> object:
@@ -123,17 +131,10 @@ def _run_way(
         result[FORWARD] = timing.median(forward, device, repeats)
         if way.forward_only:
             return result
-        leaves = [t.detach().requires_grad_() if _differentiable(t) else t for t in inputs]
-        got = torch.autograd.grad(
-            way.restore(run(*way.arrange(*leaves))),
-            [t for t in leaves if _differentiable(t)],
-            weights.to(way.restore(run(*own)).dtype),
-        )
-        errors = [precision.relative_error(a, b) for a, b in zip(got, grads, strict=True)]
-        result["error of gradients"] = max(errors)
-        del got, leaves
-        if not precision.worth_timing(result["error of gradients"], inputs):
-            return {**result, "why": "wrong gradients"}
+        if not way.unlike:
+            result["error of gradients"] = _gradient_error(way, run, inputs, weights, grads)
+            if not precision.worth_timing(result["error of gradients"], inputs):
+                return {**result, "why": "wrong gradients"}
         variables = [t.detach().requires_grad_() if _differentiable(t) else t for t in own]
         wanted = [t for t in variables if t.requires_grad]
         out_grad = torch.randn_like(run(*own))
@@ -148,6 +149,15 @@ def _run_way(
     except Exception as error:  # a peer may refuse in any way it likes
         return {**result, "why": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
     return result
+
+
+def _gradient_error(
+    way: Way, run: Run, inputs: Sequence[Tensor], weights: Tensor, grads: Sequence[Tensor]
+) -> float:
+    leaves = [t.detach().requires_grad_() if _differentiable(t) else t for t in inputs]
+    out = way.restore(run(*way.arrange(*leaves)))
+    got = torch.autograd.grad(out, [t for t in leaves if _differentiable(t)], weights.to(out.dtype))
+    return max(precision.relative_error(a, b) for a, b in zip(got, grads, strict=True))
 
 
 def first_calls(case: Case, way_name: str, device: torch.device) -> dict[str, float]:

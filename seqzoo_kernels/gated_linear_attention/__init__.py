@@ -40,9 +40,11 @@ def gated_linear_attention(
         cu_seqlens: a pack: B = 1 and sequence n is the tokens cu_seqlens[n] to cu_seqlens[n + 1] - 1; tokens outside every
             sequence give 0.
         max_seqlen: a bound on the longest sequence of the pack; this op has no need of it.
-        mode: "parallel" (one chunk: time and memory T^2), "chunked", "recurrent", or "auto". All have the same gradient.
-        backend: "triton" (on a GPU, K and V up to 512, not in float64, not in the parallel mode), "torch", "reference" (a plain
-            loop, whatever the mode), or "auto". On a GPU float32 products are as exact as float32, unless
+        mode: "parallel" (one chunk: time and memory T^2), "chunked", "recurrent" (token by token), or "auto": recurrent for one
+            token and else chunked. All have the same gradient.
+        backend: "triton" (a GPU's: chunked and recurrent, K and V up to 512, not in float64), "torch" (every mode, on any
+            device), "reference" (a plain loop, whatever the mode), or "auto", the first of these that serves the call: the
+            parallel mode is "torch"'s. On a GPU float32 products are as exact as float32, unless
             `torch.set_float32_matmul_precision` allows TF32.
         chunk_size: tokens a chunk, rounded up to a power of 2; "triton" has chunks of 16 to 64.
 
@@ -113,7 +115,7 @@ def _no_triton(q: Tensor, v: Tensor, mode: str) -> str | None:
     if max(q.shape[3], v.shape[3]) > WIDEST_HEAD:
         return f"it has heads up to a width of {WIDEST_HEAD}, and K = {q.shape[3]}, V = {v.shape[3]}"
     if mode == "parallel":
-        return "it works in chunks: mode must be 'chunked' or 'recurrent'"
+        return "it has the modes 'chunked' and 'recurrent', and mode is 'parallel'"
     return dispatch.no_triton(q)
 
 

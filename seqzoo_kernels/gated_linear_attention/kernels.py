@@ -140,7 +140,7 @@ def outputs_kernel(
 ):
     c, head = tl.program_id(0) // H, tl.program_id(0) % H
     group = head // (H // G)
-    if MIXED > 0:
+    if MIXED > 0:  # noqa: SIM102 (known when compiled, the other one is not)
         if left_to_other(sums_ptr, c, chunks, group, G, K, MIXED, LEVELS > 0):
             return
     first, n = place_of(c, chunks_ptr, T, chunks, C, PACKED)
@@ -262,7 +262,7 @@ def d_values_kernel(
     PRECISION: tl.constexpr,
 ):
     c, group = tl.program_id(0) // G, tl.program_id(0) % G
-    if MIXED > 0:
+    if MIXED > 0:  # noqa: SIM102 (known when compiled, the other one is not)
         if left_to_other(sums_ptr, c, chunks, group, G, K, MIXED, LEVELS > 0):
             return
     first, n = place_of(c, chunks_ptr, T, chunks, C, PACKED)
@@ -342,7 +342,7 @@ def d_keys_kernel(
 ):
     """dg_ptr is [B * T, G, K], or of gates a head the part [blocks of K, B * T, G] of each block of key channels."""
     c, group = tl.program_id(0) // G, tl.program_id(0) % G
-    if MIXED > 0:
+    if MIXED > 0:  # noqa: SIM102 (known when compiled, the other one is not)
         if left_to_other(sums_ptr, c, chunks, group, G, K, MIXED, LEVELS > 0):
             return
     first, n = place_of(c, chunks_ptr, T, chunks, C, PACKED)

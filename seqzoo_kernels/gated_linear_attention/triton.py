@@ -1,6 +1,7 @@
 """gated_linear_attention on a GPU: shapes and launches; the kernels are in kernels.py."""
 
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any
 
 import torch
 import triton
@@ -39,6 +40,8 @@ TILES = {
     },
 }
 PROGRAMS = 128  # fewer leave much of a GPU idle
+NARROWEST = 32  # value channels, however few the programs
+SAFE_WIDTH = 64
 STATE = 8192  # numbers of a state that a program of the recurrent mode holds
 
 
@@ -87,7 +90,7 @@ def backward(
     do = grad_out.contiguous()
     states, sums = _states(call, state, torch.empty_like(final))
     d_states, d_initial = torch.empty_like(states), torch.empty_like(final)
-    pointers = (
+    pointers: tuple[Tensor, ...] = (
         call.q,
         do,
         call.g,
@@ -121,15 +124,15 @@ def backward(
         scale=scale,
         tokens=q.shape[0] * q.shape[1],
     )
-    if log_decay is None:
-        dg = None
-    elif log_decay.dim() < 4:
+    if log_decay is not None and log_decay.dim() < 4:
         dg = dg.sum(0) if log_decay.dim() == 3 else dg.sum((0, 1, 2), dtype=torch.float64)
         dg = dg.to(log_decay.dtype)
-    return dq, dk, dv, dg, None if initial_state is None else d_initial.to(initial_state.dtype), None
+    d_gates = None if log_decay is None else dg
+    return dq, dk, dv, d_gates, None if initial_state is None else d_initial.to(initial_state.dtype), None
 
 
-class Call(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Call:
     """The inputs of a call, dense, and what they say of it."""
 
     q: Tensor
@@ -192,9 +195,11 @@ def _tile(call: Call, name: str) -> tuple[int, int, int, int]:
     BK, BV = fit(BK, call.K), fit(BV, call.V)
     if name in ("states", "d_states"):  # of few rows, narrower parts of a state, for they go through all tokens one by one
         rows = (1 if call.cu is not None else call.rows) * call.groups * triton.cdiv(call.K, BK)
-        while rows * triton.cdiv(call.V, BV) < PROGRAMS and BV > 16:
+        while rows * triton.cdiv(call.V, BV) < PROGRAMS and BV > NARROWEST:
             BV //= 2
-    return BK, BV, warps, stages
+    # With four warps and a tile this narrow, products on Hopper read beside their operands (Triton 3.4 to 3.7.1 at least,
+    # github.com/triton-lang/triton/issues/11366); two use other instructions.
+    return BK, BV, 2 if min(BK, BV) < SAFE_WIDTH else warps, stages
 
 
 def _launch(
