@@ -171,7 +171,7 @@ def outputs_kernel(
             A += channel_scores(q, k, g, i, j, LEVELS, EXACT, OPERAND, PRECISION)
         else:
             A = product(q, tl.trans(k), A, OPERAND, PRECISION)
-    if GATE == NONE or GATE == CHANNEL:
+    if GATE == NONE or GATE == CHANNEL:  # noqa: SIM109 (kernels have no "in")
         A = tl.where(i[:, None] >= j[None, :], A, 0.0)
     else:
         A = A * pair_decay(load_gates(g_ptr, first, n, G, group, K, i, i, GATE), i, j, GATE, EXACT)
@@ -298,7 +298,7 @@ def d_values_kernel(
                 A += channel_scores(q, k, g, i, j, LEVELS, EXACT, OPERAND, PRECISION)
             else:
                 A = product(q, tl.trans(k), A, OPERAND, PRECISION)
-        if GATE == NONE or GATE == CHANNEL:
+        if GATE == NONE or GATE == CHANNEL:  # noqa: SIM109 (kernels have no "in")
             A = tl.where(i[:, None] >= j[None, :], A, 0.0)
         else:
             A = A * pair_decay(load_gates(g_ptr, first, n, G, group, K, i, i, GATE), i, j, GATE, EXACT)
@@ -354,7 +354,9 @@ def d_keys_kernel(
     if CENTRED:
         half, total = load_sums(sums_ptr, c, chunks, group, G, K, kk)
     dk = tl.zeros([C, BK], tl.float32)
-    through = tl.zeros([BK], tl.float32)  # the state before the chunk times its gradient, if no gate came in between
+    through = tl.zeros(
+        [BK], tl.float32
+    )  # the state before the chunk times its gradient, if no gate came in between
     for r in tl.static_range(H // G):
         head = group * (H // G) + r
         dq = tl.zeros([C, BK], tl.float32)

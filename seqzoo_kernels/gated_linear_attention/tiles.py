@@ -17,7 +17,6 @@ CONSTANT = tl.constexpr(1)
 HEAD = tl.constexpr(2)
 CHANNEL = tl.constexpr(3)
 MILD = tl.constexpr(-75.0)
-PIECE = tl.constexpr(tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16)  # the interpreter can't multiply bfloat16
 CLOSED = tl.constexpr(-1e30)  # e^CLOSED is 0, and unlike -inf it may be multiplied by 0
 
 
@@ -84,9 +83,9 @@ def sums(which, x, EXACT: tl.constexpr):
     if EXACT:
         return tl.dot(which.to(tl.float32), x, input_precision="tf32x3")
     else:
-        high = x.to(PIECE)
-        low = (x - high.to(tl.float32)).to(PIECE)
-        ones = which.to(PIECE)
+        high = x.to(tl.bfloat16)
+        low = (x - high.to(tl.float32)).to(tl.bfloat16)
+        ones = tl.where(which, 1.0, 0.0).to(tl.bfloat16)
         return tl.dot(ones, low, tl.dot(ones, high))
 
 

@@ -193,7 +193,10 @@ def _tile(call: Call, name: str) -> tuple[int, int, int, int]:
     BK, BV, warps, stages = TILES[call.q.element_size()][name]
     fit = lambda block, size: min(block, max(16, triton.next_power_of_2(size)))  # noqa: E731
     BK, BV = fit(BK, call.K), fit(BV, call.V)
-    if name in ("states", "d_states"):  # of few rows, narrower parts of a state, for they go through all tokens one by one
+    if name in (
+        "states",
+        "d_states",
+    ):  # of few rows, narrower parts of a state, for they go through all tokens one by one
         rows = (1 if call.cu is not None else call.rows) * call.groups * triton.cdiv(call.K, BK)
         while rows * triton.cdiv(call.V, BV) < PROGRAMS and BV > NARROWEST:
             BV //= 2
