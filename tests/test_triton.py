@@ -143,10 +143,12 @@ def assert_words_are_whole(ptx):
     ids=str,
 )
 def test_gated_linear_attention_compiles_for_hopper(dtype, width, per, tmp_path, monkeypatch):
-    """Every kernel of both passes, in the tiles that it is launched with: they fit, and products are on the tensor cores."""
+    """Every kernel of both passes, in the tiles that it is launched with: they fit, and products are on the tensor cores. Gates
+    a head are those of a pack."""
     x = torch.zeros(1, 130, 2, width, dtype=dtype)
     log_decay = torch.zeros(x.shape if per == "channel" else x.shape[:3])
-    call = (x, x, x, log_decay, None, None, 1.0, "chunked", 0)
+    cu = torch.tensor([0, 30, 130]) if per == "head" else None
+    call = (x, x, x, log_decay, None, cu, 1.0, "chunked", 0)
     with hopper.launches(monkeypatch, tmp_path) as found:
         out, final = gla_backend.forward(*call)
         gla_backend.backward(out, final, out, final, *call)

@@ -51,7 +51,7 @@ KINDS = {
     "gpu_layers": Kind(
         "Layers on a GPU",
         "A training step and a step of decoding of single layers, beside flash-linear-attention's, in milliseconds and "
-        "microseconds. Ours are judged against float64 first; a part that takes too long to prepare is given up, and its row says so.",
+        "microseconds. Ours are judged against float64 first. What takes too long to prepare is given up, and its row says so.",
         "python scripts/gpu_layers.py --json gpu_layers.json",
     ),
     "generation": Kind(
