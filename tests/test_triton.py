@@ -6,15 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import hopper
 import pytest
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from seqzoo_kernels import gated_linear_attention, linear_scan
-from seqzoo_kernels.gated_linear_attention import triton as gla_backend
+from seqzoo_kernels import linear_scan
 from seqzoo_kernels.linear_scan import kernels, rotating
 
 HERE = Path(__file__).parent
@@ -137,44 +135,8 @@ def assert_words_are_whole(ptx):
     assert not re.search(r"ld\.volatile\.global(?!\S*b64)", ptx)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "width", "per"),
-    [(torch.bfloat16, 128, "channel"), (torch.bfloat16, 64, "head"), (torch.float32, 64, "channel")],
-    ids=str,
-)
-def test_gated_linear_attention_compiles_for_hopper(dtype, width, per, tmp_path, monkeypatch):
-    """Every kernel of both passes, in the tiles that it is launched with: they fit, and products are on the tensor cores."""
-    x = torch.zeros(1, 130, 2, width, dtype=dtype)
-    log_decay = torch.zeros(x.shape if per == "channel" else x.shape[:3])
-    call = (x, x, x, log_decay, None, None, 1.0, "chunked", 0)
-    with hopper.launches(monkeypatch, tmp_path) as found:
-        out, final = gla_backend.forward(*call)
-        gla_backend.backward(out, final, out, final, *call)
-    assert len({built.metadata.name for built in found}) == 5
-    for built in found:
-        assert built.asm["cubin"]
-        assert built.metadata.shared < hopper.SHARED_MEMORY, built.metadata.name
-        assert "wgmma.mma_async" in built.asm["ptx"], built.metadata.name
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_step_compiles_for_hopper(packed, tmp_path, monkeypatch):
-    x = torch.zeros(1, 3, 2, 128, dtype=torch.bfloat16)
-    cu = torch.tensor([0, 1, 3]) if packed else None
-    state = torch.zeros(2 if packed else 1, 2, 128, 128)
-    with hopper.launches(monkeypatch, tmp_path) as found:
-        gla_backend.forward(x, x, x, torch.zeros(x.shape), state, cu, 1.0, "recurrent", 0)
-    (built,) = found
-    assert built.asm["cubin"]
-
-
 def test_a_gpu_is_needed():
     x = torch.zeros(1, 3, 4)
-    q = torch.zeros(1, 3, 2, 4)
-    with pytest.raises(
-        ValueError, match=r"gated_linear_attention: backend 'triton' can't be used: it needs a GPU.*cpu"
-    ):
-        gated_linear_attention(q, q, q, backend="triton")
     with pytest.raises(
         ValueError, match=r"linear_scan: backend 'triton' can't be used: it needs a GPU.*cpu.*torch"
     ):
