@@ -9,14 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from .chunks import table
-from .kernels import (
-    d_keys_kernel,
-    d_states_kernel,
-    d_values_kernel,
-    outputs_kernel,
-    recurrent_kernel,
-    states_kernel,
-)
+from .gradients import d_keys_kernel, d_states_kernel, d_values_kernel
+from .kernels import outputs_kernel, recurrent_kernel, states_kernel
 
 Optional = Tensor | None
 CHANNEL = 3  # the kind of gates that tiles.py calls so
@@ -25,11 +19,11 @@ CHUNK = 64
 # The fastest that were measured on an H200.
 TILES = {
     2: {
-        "states": (64, 128, 4, 2),
+        "states": (64, 128, 4, 3),
         "outputs": (64, 128, 4, 2),
         "d_states": (64, 128, 4, 3),
         "d_values": (64, 128, 4, 2),
-        "d_keys": (64, 64, 4, 1),
+        "d_keys": (64, 128, 4, 1),
     },
     4: {
         "states": (64, 64, 4, 2),
@@ -40,7 +34,7 @@ TILES = {
     },
 }
 PROGRAMS = 128  # fewer leave much of a GPU idle
-NARROWEST = 32  # value channels, however few the programs
+NARROWEST = 64  # value channels, however few the programs
 SAFE_WIDTH = 64
 STATE = 8192  # numbers of a state that a program of the recurrent mode holds
 
