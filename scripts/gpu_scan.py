@@ -1,6 +1,6 @@
 """linear_scan's Triton kernels on a GPU: law 8 against float64, bitwise the same twice, and speed beside the floor.
 
-    python scripts/gpu_scan.py [--jobs 8] [--only checks|large|speed|tiles|layers] [--json FILE]
+    python scripts/gpu_scan.py [--jobs 8] [--only checks|large|speed|tiles] [--json FILE]
 
 Memory is filled with NaN before every call, so that what is not written shows. Times are of the kernels alone, replayed as a
 CUDA graph, and of an eager call with autograd; the floor is a copy of as many bytes. Prints a row a case and one summary
@@ -19,7 +19,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import gpu_scan_layers as layers
 import torch
 import triton
 from torch import Tensor
@@ -218,7 +217,6 @@ OTHERS = {
     "many sequences in a pack, complex": (many_sequences, (True, True)),
     "no compilation for another T or pack": (no_compilation, (False,)),
     "no compilation for another T or pack, complex": (no_compilation, (True,)),
-    **{f"{name}, compiled": (layers.compiled_is_right, (name,)) for name in layers.NAMES},
 }
 
 
@@ -373,9 +371,7 @@ def main() -> None:
     """Run all checks, then all timings."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=8, help="processes of the checks")
-    parser.add_argument(
-        "--only", choices=("checks", "large", "speed", "tiles", "layers"), help="one part of it"
-    )
+    parser.add_argument("--only", choices=("checks", "large", "speed", "tiles"), help="one part of it")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -406,10 +402,6 @@ def main() -> None:
                 times = {"shape": list(sizes), "kind": str(kind), **speed(*sizes, kind)}
                 record["milliseconds"].append(times)
                 print(times, flush=True)
-    if args.only in (None, "layers"):
-        record["layers"] = layers.all_times()
-        for times in record["layers"]:
-            print(times, flush=True)
     if args.only == "tiles":
         record["tiles"] = tile_speeds(args.jobs)
         for times in record["tiles"]:

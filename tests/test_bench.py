@@ -6,7 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqzoo_kernels.bench import attention, core, cpu, linear_scan, ops, output, timing
+from seqzoo_kernels.bench import (
+    attention,
+    core,
+    cpu,
+    gated_linear_attention,
+    linear_scan,
+    ops,
+    output,
+    timing,
+)
 from seqzoo_kernels.bench.__main__ import main
 
 CPU = torch.device("cpu")
@@ -84,9 +93,28 @@ def test_a_way_without_all_gradients_is_judged_by_the_others():
     assert {"error of gradients", core.BOTH} <= row["ways"]["ours"].keys()
 
 
+@pytest.mark.parametrize("kind", gated_linear_attention.FLA)
+def test_passes_of_gated_linear_attention_are_judged_and_timed(kind):
+    row = core.run_case(gated_linear_attention.passes(kind, 1, 40, 2, 8, 8, dtype=torch.float32), CPU, 3)
+    ours, fla, softmax, _ = row["ways"].values()
+    assert {core.FORWARD, core.BOTH, "error", "error of gradients"} <= ours.keys(), row
+    assert "not installed" in fla["why"]
+    assert {core.FORWARD, core.BOTH} <= softmax.keys() and "error" not in softmax
+    assert softmax["why"].startswith("another function")
+    output.print_row(row)
+
+
+@pytest.mark.parametrize("kind", ["vector", "scalar"])
+def test_steps_of_gated_linear_attention_are_judged_and_timed(kind):
+    case = gated_linear_attention.step(kind, 2, 2, 8, 8, dtype=torch.float32)
+    ours = core.run_case(case, CPU, 3)["ways"]["ours"]
+    assert {core.FORWARD, "error"} <= ours.keys() and core.BOTH not in ours, ours
+
+
 def test_a_cpu_leaves_out_what_is_too_large(monkeypatch, capsys):
-    monkeypatch.setattr(ops, "cases", lambda op: [attention.passes("softmax", 1, 16384, 16, 128)])
-    main(["attention", "--device", "cpu"])
+    large = [gated_linear_attention.passes("no", 8, 2048, 16, 128, 128)]
+    monkeypatch.setattr(ops, "cases", lambda op: large)
+    main(["gated_linear_attention", "--device", "cpu"])
     assert "left out" in capsys.readouterr().out
 
 

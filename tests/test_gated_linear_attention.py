@@ -1,12 +1,17 @@
 """gated_linear_attention: the laws of an op, and what is its own."""
 
+import importlib
+from types import SimpleNamespace
+
 import oracles
 import pytest
 import torch
 from op_cases import Case, check, gates
 from op_laws import OpLaws, each_mode, each_torch_mode
 
-from seqzoo_kernels import gated_linear_attention, precision
+import seqzoo
+from seqzoo_kernels import dispatch, gated_linear_attention, precision
+from seqzoo_kernels.gated_linear_attention import eager
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -181,3 +186,61 @@ def test_wrong_dtypes():
         gated_linear_attention(q, k, v.to(torch.bfloat16))
     with pytest.raises(TypeError, match=r"gated_linear_attention: .*complex"):
         gated_linear_attention(q.to(torch.complex64), k, v)
+
+
+@pytest.fixture
+def triton_calls(monkeypatch):
+    """What goes to Triton where there is a GPU, which a CPU computes here."""
+    calls = []
+
+    def forward(*call):
+        calls.append(call)
+        return eager.forward(*call)
+
+    op = importlib.import_module("seqzoo_kernels.gated_linear_attention")
+    monkeypatch.setitem(op.BACKENDS, "triton", SimpleNamespace(forward=forward, backward=eager.backward))
+    monkeypatch.setattr(dispatch, "no_triton", lambda x: None)
+    return calls
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("hgrn2", {"conv_size": 4, "lower_bound": 0.5}),
+        ("gla", {"num_heads": 4, "num_kv_heads": 2}),
+        ("gla", {"feature_map": "elu", "normalize": True}),
+        ("linear_attention", {}),
+    ],
+)
+def test_auto_is_triton_for_what_mixers_call_on_a_gpu(name, options, dtype, triton_calls):
+    """Plain, padded and packed calls and steps; half-precision products beside float32 gates and states."""
+    mixer = seqzoo.create_mixer(name, 32, **options).to(dtype)
+    x = torch.randn(2, 20, 32, dtype=dtype)
+    y, state = mixer(x)
+    y.sum().backward()
+    mixer(x, state, mask=torch.rand(2, 20) > 0.3)
+    mixer(x[:1], cu_seqlens=torch.tensor([0, 7, 7, 20]))
+    mixer.step(x[:, 0], state)
+    with torch.no_grad():
+        mixer.step(x[:, 0], mixer.init_state(2, capacity=4), donate=True)
+    assert [call[7] for call in triton_calls] == ["chunked"] * 3 + ["recurrent"] * 2
+    overflows = name == "linear_attention" or "normalize" in options
+    products = torch.float32 if dtype == torch.float16 and overflows else dtype
+    for q, k, v, log_decay, initial_state, *_ in triton_calls:
+        assert q.dtype == k.dtype == v.dtype == products
+        assert initial_state.dtype == torch.float32
+        assert log_decay is None or log_decay.dtype == torch.float32
+    mixer(x, mode="parallel")  # is torch's
+    assert len(triton_calls) == 5
+
+
+@pytest.mark.parametrize("name", ["hgrn2", "gla", "linear_attention"])
+def test_triton_is_no_break_in_a_compiled_graph(name, triton_calls):
+    mixer = seqzoo.create_mixer(name, 16)
+    compiled = torch.compile(mixer, fullgraph=True, backend="aot_eager")
+    x = torch.randn(2, 20, 16)
+    y, _ = compiled(x)
+    y.sum().backward()
+    assert len(triton_calls) == 1
+    assert torch.equal(y, mixer(x)[0])

@@ -21,7 +21,7 @@ from seqzoo_kernels.linear_scan import kernels, rotating
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("op", ["linear_scan", "attention"])
+@pytest.mark.parametrize("op", ["linear_scan", "gated_linear_attention", "attention"])
 def test_interpreted(op):
     """The interpreter must be asked for before the kernels are imported, so it has a process of its own."""
     done = subprocess.run(

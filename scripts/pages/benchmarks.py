@@ -49,6 +49,12 @@ KINDS = {
         "Language models of one mixer each, beside the same model in plain PyTorch and beside other libraries.",
         "seqzoo bench",
     ),
+    "gpu_layers": Kind(
+        "Layers on a GPU",
+        "A training step and a step of decoding of single layers, beside flash-linear-attention's, in milliseconds and "
+        "microseconds. Ours are judged against float64 first. What takes too long to prepare is given up, and its row says so.",
+        "python scripts/gpu_layers.py --json gpu_layers.json",
+    ),
     "generation": Kind(
         "Decoding by context",
         "Tokens a second while one sequence is decoded behind contexts of several lengths, and the bytes of its state.",

@@ -1,7 +1,8 @@
 """A case of a bench: one op on one set of tensors, run in several ways, each judged before it is timed.
 
 The judge is the op in float64 on the same inputs. What is wrong is not timed, and what is absent or refuses gives a row that
-says so. A way that wants another layout is given its inputs in that layout: only the op itself is timed.
+says so. A way that wants another layout is given its inputs in that layout: only the op itself is timed. What computes another
+function, to show what is usual, is timed and not judged, and says so.
 """
 
 import dataclasses
@@ -34,6 +35,7 @@ class Way:
     load     gives the function, of the arranged inputs to one output; an ImportError says that it is not installed
     arrange  from the case's inputs to those of the function: differentiable and not timed
     restore  from the function's output to the case's
+    unlike   it is another function, timed for scale
     forward_only  there is no gradient to be had, or one of another function
     constants  places of the inputs of which there is no gradient, alike before and after `arrange`
     """
@@ -42,6 +44,7 @@ class Way:
     load: Callable[[], Run]
     arrange: Callable[..., tuple[Tensor, ...]] = _as_they_are
     restore: Callable[[Tensor], Tensor] = _as_it_is
+    unlike: bool = False
     forward_only: bool = False
     constants: tuple[int, ...] = ()
 
@@ -123,8 +126,11 @@ def _run_way(
         run = way.load()
         with torch.no_grad():
             own = [t.contiguous() for t in way.arrange(*inputs)]
-            result["error"] = precision.relative_error(way.restore(run(*own)), truth)
-        if not precision.worth_timing(result["error"], inputs):
+            if not way.unlike:
+                result["error"] = precision.relative_error(way.restore(run(*own)), truth)
+        if way.unlike:
+            result["why"] = "another function: for scale, not judged"
+        elif not precision.worth_timing(result["error"], inputs):
             return {**result, "why": "wrong result"}
 
         def forward() -> object:
@@ -134,19 +140,10 @@ def _run_way(
         result[FORWARD] = timing.median(forward, device, repeats)
         if way.forward_only:
             return result
-        leaves = _leaves(inputs, way)
-        got = torch.autograd.grad(
-            way.restore(run(*way.arrange(*leaves))),
-            [t for t in leaves if t.requires_grad],
-            weights.to(way.restore(run(*own)).dtype),
-        )
-        of = [t for t in leaves if _differentiable(t)]
-        exact = [g for t, g in zip(of, grads, strict=True) if t.requires_grad]
-        errors = [precision.relative_error(a, b) for a, b in zip(got, exact, strict=True)]
-        result["error of gradients"] = max(errors)
-        del got, leaves
-        if not precision.worth_timing(result["error of gradients"], inputs):
-            return {**result, "why": "wrong gradients"}
+        if not way.unlike:
+            result["error of gradients"] = _gradient_error(way, run, inputs, weights, grads)
+            if not precision.worth_timing(result["error of gradients"], inputs):
+                return {**result, "why": "wrong gradients"}
         variables = _leaves(own, way)
         wanted = [t for t in variables if t.requires_grad]
         out_grad = torch.randn_like(run(*own))
@@ -161,6 +158,18 @@ def _run_way(
     except Exception as error:  # a peer may refuse in any way it likes
         return {**result, "why": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
     return result
+
+
+def _gradient_error(
+    way: Way, run: Run, inputs: Sequence[Tensor], weights: Tensor, grads: Sequence[Tensor]
+) -> float:
+    """Of the inputs of which the way has a gradient."""
+    leaves = _leaves(inputs, way)
+    out = way.restore(run(*way.arrange(*leaves)))
+    got = torch.autograd.grad(out, [t for t in leaves if t.requires_grad], weights.to(out.dtype))
+    floats = [t for t in leaves if _differentiable(t)]
+    exact = [g for t, g in zip(floats, grads, strict=True) if t.requires_grad]
+    return max(precision.relative_error(a, b) for a, b in zip(got, exact, strict=True))
 
 
 def first_calls(case: Case, way_name: str, device: torch.device) -> dict[str, float]:

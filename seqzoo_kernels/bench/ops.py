@@ -4,7 +4,7 @@ import importlib
 
 from .core import Case
 
-OPS = ("linear_scan", "attention")
+OPS = ("linear_scan", "gated_linear_attention", "attention")
 
 
 def cases(op: str) -> list[Case]:

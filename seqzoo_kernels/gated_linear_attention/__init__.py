@@ -1,13 +1,14 @@
 """The op of matrix-state recurrences: GLA, HGRN2, RetNet, Mamba-2, linear attention."""
 
+import torch
 from torch import Tensor
 
 from .. import checks, dispatch
 from ..register import TorchOp
 from . import eager, reference
 
-BACKENDS = {"torch": eager, "reference": reference}
-DEFAULT_CHUNK_SIZE = 32
+BACKENDS = {"triton": dispatch.Later(f"{__name__}.triton"), "torch": eager, "reference": reference}
+WIDEST_HEAD = 512  # K and V that the Triton kernels are made for
 
 
 def gated_linear_attention(
@@ -39,9 +40,13 @@ def gated_linear_attention(
         cu_seqlens: a pack: B = 1 and sequence n is the tokens cu_seqlens[n] to cu_seqlens[n + 1] - 1; tokens outside every
             sequence give 0.
         max_seqlen: a bound on the longest sequence of the pack; this op has no need of it.
-        mode: "parallel" (one chunk: time and memory T^2), "chunked", "recurrent", or "auto". All have the same gradient.
-        backend: "torch", "reference" (a plain loop, whatever the mode), or "auto".
-        chunk_size: tokens a chunk, rounded up to a power of 2.
+        mode: "parallel" (one chunk: time and memory T^2), "chunked", "recurrent" (token by token), or "auto": recurrent for one
+            token and else chunked. All have the same gradient.
+        backend: "triton" (a GPU's: chunked and recurrent, K and V up to 512, not in float64), "torch" (every mode, on any
+            device), "reference" (a plain loop, whatever the mode), or "auto", the first of these that serves the call: the
+            parallel mode is "torch"'s. On a GPU float32 products are as exact as float32, unless
+            `torch.set_float32_matmul_precision` allows TF32.
+        chunk_size: tokens a chunk, rounded up to a power of 2; "triton" has chunks of 16 to 64.
 
     Returns:
         (o, final_state): [B, T, H, V] in v's dtype and [B, G, K, V] in float32 (float64 for float64 inputs).
@@ -59,7 +64,7 @@ def gated_linear_attention(
         mode = "recurrent" if q.shape[1] == 1 and cu_seqlens is None else "chunked"
     q, k, v = checks.autocast(q, k, v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    name = dispatch.pick("gated_linear_attention", backend, BACKENDS)
+    name = dispatch.pick("gated_linear_attention", backend, BACKENDS, {"triton": _no_triton(q, v, mode)})
     args = (
         q,
         k,
@@ -69,7 +74,7 @@ def gated_linear_attention(
         cu_seqlens,
         float(scale),
         mode,
-        chunk_size or DEFAULT_CHUNK_SIZE,
+        chunk_size or 0,
     )
     if name == "reference":
         return reference.forward(*args)
@@ -101,6 +106,17 @@ def check(
         rows, letter = (batch, "B") if cu_seqlens is None else (cu_seqlens.shape[0] - 1, "N")
         shape = (rows, groups, width, v.shape[3])
         checks.check_shape(op, "initial_state", initial_state, shape, f"{letter}, G, K, V")
+
+
+def _no_triton(q: Tensor, v: Tensor, mode: str) -> str | None:
+    """Why the Triton kernels can't serve a call, or None."""
+    if q.dtype == torch.float64:
+        return "its states are float32, and q is float64"
+    if max(q.shape[3], v.shape[3]) > WIDEST_HEAD:
+        return f"it has heads up to a width of {WIDEST_HEAD}, and K = {q.shape[3]}, V = {v.shape[3]}"
+    if mode == "parallel":
+        return "it has the modes 'chunked' and 'recurrent', and mode is 'parallel'"
+    return dispatch.no_triton(q)
 
 
 def _fake(q, k, v, log_decay, initial_state, cu_seqlens, scale, mode, chunk_size):  # type: ignore[no-untyped-def]

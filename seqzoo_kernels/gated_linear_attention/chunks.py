@@ -141,3 +141,17 @@ class Chunks:
 
 def _power_of_2(n: int) -> int:
     return 1 << max(0, n - 1).bit_length() if n > 1 else 1
+
+
+def table(cu_seqlens: Tensor, length: int, size: int) -> tuple[int, Tensor, Tensor]:
+    """The chunks of a pack: how many there may be, of each the first token and the number of tokens (0 for none) [2, count],
+    and of each sequence the first chunk and the end [N + 1]."""
+    sequences = cu_seqlens.shape[0] - 1
+    count = length // size + sequences
+    cu = cu_seqlens.long()
+    spans = F.pad(((cu[1:] - cu[:-1] + size - 1) // size).cumsum(0), (1, 0))
+    m = torch.arange(count, device=cu.device)
+    sequence = (torch.searchsorted(spans, m, right=True) - 1).clamp(0, max(sequences - 1, 0))
+    first = cu[sequence] + (m - spans[sequence]) * size
+    tokens = torch.where(m < spans[-1], (cu[sequence + 1] - first).clamp(max=size), 0) if sequences else m
+    return count, torch.stack([first, tokens]), spans
