@@ -28,7 +28,7 @@ class Tile(NamedTuple):
 TILES = {
     (2, 64): {"forward": Tile(64, 64, 4, 3), "query": Tile(64, 64, 4, 2), "key": Tile(64, 64, 4, 1)},
     (2, 128): {"forward": Tile(128, 64, 8, 3), "query": Tile(128, 64, 8, 3), "key": Tile(128, 64, 8, 2)},
-    (2, 256): {"forward": Tile(64, 32, 8, 2), "query": Tile(64, 32, 8, 2), "key": Tile(64, 32, 8, 1)},
+    (2, 256): {"forward": Tile(64, 64, 4, 2), "query": Tile(64, 64, 4, 1), "key": Tile(64, 64, 8, 1)},
     (4, 64): {"forward": Tile(64, 32, 4, 2), "query": Tile(32, 32, 4, 2), "key": Tile(32, 32, 4, 1)},
     (4, 128): {"forward": Tile(32, 32, 4, 2), "query": Tile(32, 32, 4, 1), "key": Tile(32, 16, 4, 1)},
     (4, 256): {"forward": Tile(32, 16, 8, 1), "query": Tile(16, 16, 4, 1), "key": Tile(16, 16, 4, 1)},
@@ -261,7 +261,7 @@ def _furthest(q: Tensor, k: Tensor, scale: float, prune: float) -> Tensor:
 
 
 def tiling(q: Tensor, v: Tensor, name: str) -> Tile:
-    size = max(64, _padded(max(q.shape[-1], v.shape[-1])))
+    size = _padded(max(q.shape[-1], v.shape[-1]))
     return TILES[q.element_size(), size][name]
 
 
