@@ -27,22 +27,30 @@ from .gru import BACKENDS as GRU_BACKENDS
 from .gru import gru
 from .lstm import BACKENDS as LSTM_BACKENDS
 from .lstm import lstm
+from .packs import longest_sequence
 from .register import traced, without_autocast
+from .rows import Rows
 
 BACKENDS: dict[str, Mapping[str, Any]] = {"lstm": LSTM_BACKENDS, "gru": GRU_BACKENDS}
 SHORTEST = 16  # tokens on a GPU: to lay out the weights for cuDNN costs as much as a few steps of the loop
+HOLD = 1e9  # a logit at which a gate is 0 or 1, and its slope 0, whatever the recurrence adds
 _lock = threading.RLock()  # the flag is global, and backward has its own thread
 
 
-def serves(op: str, x: Tensor, projection: nn.Module, weight: Tensor) -> bool:
+def serves(
+    op: str,
+    x: Tensor,
+    projection: nn.Module,
+    weight: Tensor,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
+) -> bool:
     """Whether a fused kernel computes this call of "lstm" or "gru".
 
     Not in float64, not where someone wants to see each torch op (a compiler, a transform, a mode) or the projection of the
     inputs by itself (a hook, another module in its place), and not beside a backend that was asked for.
     """
-    if not x.numel() or state_dtype(x.dtype) != torch.float32 or not _has_kernel(op, x):
-        return False
-    if torch.compiler.is_compiling() or traced():
+    if torch.compiler.is_compiling() or traced() or state_dtype(x.dtype) != torch.float32:
         return False
     if type(projection) is not nn.Linear or projection._forward_hooks or projection._forward_pre_hooks:
         return False
@@ -50,47 +58,89 @@ def serves(op: str, x: Tensor, projection: nn.Module, weight: Tensor) -> bool:
         return False
     if any(type(t) not in (Tensor, nn.Parameter) for t in (x, projection.weight, weight)):
         return False
+    rows, length = x.shape[:2]
+    if cu_seqlens is not None:
+        rows, length = cu_seqlens.shape[0] - 1, longest_sequence(cu_seqlens, max_seqlen, length)
+    if not rows or not length or not _has_kernel(op, x, length):
+        return False
     return dispatch.pick(op, "auto", {"fused": None, **BACKENDS[op]}) == "fused"
 
 
-def _has_kernel(op: str, x: Tensor) -> bool:
+def _has_kernel(op: str, x: Tensor, length: int) -> bool:
     if x.is_cuda:
         cudnn = torch.backends.cudnn
         usable = cudnn.is_available() and cudnn.enabled and torch._use_cudnn_rnn_flatten_weight()
-        return usable and x.shape[1] >= SHORTEST and not torch.are_deterministic_algorithms_enabled()
+        return usable and length >= SHORTEST and not torch.are_deterministic_algorithms_enabled()
     return x.device.type == "cpu" and op == "lstm" and torch.backends.mkldnn.is_available()
 
 
 def lstm_layer(
-    x: Tensor, in_weight: Tensor, in_bias: Tensor, weight: Tensor, y: Tensor, c: Tensor
+    x: Tensor,
+    in_weight: Tensor,
+    in_bias: Tensor,
+    weight: Tensor,
+    y: Tensor,
+    c: Tensor,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The op lstm, variant "NP", of the inputs x [B, T, D] in_weight^T + in_bias, from the states y and c [B, n].
 
     Returns y [B, T, n] in x's dtype, and y and c after the last token.
     """
-    out, last_y, last_c = _layer("lstm", x, in_weight, in_bias, weight, torch.zeros_like(in_bias), y, c)
-    return out, last_y, last_c
+    dtype, beside = x.dtype, torch.zeros_like(in_bias)
+    if cu_seqlens is None:
+        out, last_y, last_c = _layer("lstm", x, in_weight, in_bias, weight, beside, y, c)
+        return out.to(dtype), last_y, last_c
+    rows = Rows(cu_seqlens, x.shape[1], max_seqlen)
+    x = rows.split(x).transpose(0, 1)
+    # One more input, which marks the padding behind a row: it holds i at 0 and f at 1, so the cell comes through unchanged.
+    padding = torch.arange(x.shape[1], device=x.device) >= rows.ends[:, None]
+    x = torch.cat([x, padding[..., None].to(dtype)], -1)
+    hold = torch.zeros(4, y.shape[1], device=x.device)
+    hold[0], hold[1] = -HOLD, HOLD
+    in_weight = torch.cat([in_weight.to(torch.float32), hold.reshape(-1, 1)], 1)
+    out, _, last_c = _layer("lstm", x, in_weight, in_bias, weight, beside, y, c)
+    out, last_y = _joined(rows, out, y)
+    return out.to(dtype), last_y, last_c
 
 
 def gru_layer(
-    x: Tensor, in_weight: Tensor, in_bias: Tensor, weight: Tensor, bias: Tensor, h: Tensor
+    x: Tensor,
+    in_weight: Tensor,
+    in_bias: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    h: Tensor,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The op gru of the inputs x [B, T, D] in_weight^T + in_bias, from the state h [B, n].
 
     Returns h [B, T, n] in x's dtype, and h after the last token.
     """
-    beside = F.pad(bias, (2 * bias.shape[0], 0))  # torch has a second bias of every gate
-    out, last = _layer("gru", x, in_weight, in_bias, weight, beside, h)
-    return out, last
+    dtype, beside = x.dtype, F.pad(bias, (2 * bias.shape[0], 0))  # torch has a second bias of every gate
+    if cu_seqlens is None:
+        out, last = _layer("gru", x, in_weight, in_bias, weight, beside, h)
+        return out.to(dtype), last
+    rows = Rows(cu_seqlens, x.shape[1], max_seqlen)
+    out, _ = _layer("gru", rows.split(x).transpose(0, 1), in_weight, in_bias, weight, beside, h)
+    out, last = _joined(rows, out, h)
+    return out.to(dtype), last
+
+
+def _joined(rows: Rows, out: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs [N, L, n] as the pack has them, and the last of each row: what it started from, if it is empty."""
+    steps = out.transpose(0, 1)
+    return rows.join(steps), rows.last(torch.cat([start[None].to(out.dtype), steps]))
 
 
 def _layer(op: str, x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """Of a batch, in float32."""
     tensors = [t.to(torch.float32) for t in (x, *others)]
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        y, *last = _Fused.apply(op, *tensors)
-    else:
-        y, *last = _run(op, False, _laid_out(op, tensors))
-    return y.to(x.dtype), *last
+        return tuple(_Fused.apply(op, *tensors))
+    return _run(op, False, _laid_out(op, tensors))
 
 
 class _Fused(torch.autograd.Function):

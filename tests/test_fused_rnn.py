@@ -33,7 +33,7 @@ def kernels(monkeypatch):
 
         return call
 
-    monkeypatch.setattr(fused_rnn, "_has_kernel", lambda op, x: True)
+    monkeypatch.setattr(fused_rnn, "_has_kernel", lambda op, x, length: True)
     for name in OPTIONS:
         monkeypatch.setattr(torch, name, seen(getattr(torch, name)))
     return calls
@@ -47,11 +47,11 @@ def made(name, dtype=torch.float32, **options):
     return mixer, x, state
 
 
-def evaluate(mixer, x, state, mode="auto", around=lambda call: call):
+def evaluate(mixer, x, state, around=lambda call: call, **pack):
     """y, the final state, and the gradients of both with respect to everything."""
     x = x.detach().requires_grad_()
     state = type(state)(*(leaf.detach().requires_grad_() for leaf in state))
-    y, final = around(lambda: mixer(x, state, mode=mode))()
+    y, final = around(lambda: mixer(x, state, **pack))()
     outs = {"y": y, **{f"final {key}": leaf for key, leaf in final._asdict().items() if leaf.numel()}}
     wanted = {"x": x, **state._asdict(), **dict(mixer.named_parameters())}
     wanted = {key: leaf for key, leaf in wanted.items() if leaf.numel()}
@@ -78,10 +78,31 @@ def test_law_8(name, expand, dtype, kernels):
         precision.check_close(value, exact[key], reference[key], dtype=dtype, name=key)
 
 
-def test_the_laws(kernels):
-    """Of lstm, they run on this path anyway."""
-    laws = ["modes_agree", "splitting", "causality", "rows", "state_value", "precision", "extremes"]
-    assert check_mixer("gru", laws=laws)
+@each
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("max_seqlen", [None, 9])
+def test_packs(name, dtype, max_seqlen, kernels):
+    """Two empty sequences, one of them at the end, and tokens outside all."""
+    pack = {"cu_seqlens": torch.tensor([1, 1, 9, 10, 19, 19]), "max_seqlen": max_seqlen}
+    mixer, x, _ = made(name, dtype)
+    x = x[:1]
+    state = type(mixer.init_state(0))(*(torch.randn_like(leaf) for leaf in mixer.init_state(5)))
+    found = evaluate(mixer, x, state, **pack)
+    assert kernels == ["ieee", "ieee"]
+    if name == "lstm":
+        assert torch.equal(found["final c"][[0, 4]], state.c[[0, 4]])
+    with use_backend("reference"):
+        reference = evaluate(mixer, x, state, **pack)
+        exact = evaluate(mixer.double(), x.double(), type(state)(*(leaf.double() for leaf in state)), **pack)
+    for key, value in found.items():
+        assert value.dtype == reference[key].dtype
+        precision.check_close(value, exact[key], reference[key], dtype=dtype, name=key)
+
+
+@each
+def test_the_laws(name, kernels):
+    laws = "modes_agree splitting causality packing padding rows state_value precision extremes".split()
+    assert check_mixer(name, options=OPTIONS[name], laws=laws)
     assert kernels
 
 
@@ -102,11 +123,10 @@ def test_the_flag_outside_is_as_it_was(name, kernels):
 @each
 def test_what_it_must_not_serve(name, kernels):
     mixer, x, state = made(name)
-    mask = torch.ones(B, T, dtype=torch.bool)
     mixer(x, state, mode="chunked")
     mixer(x, state, mode="recurrent")
-    mixer(x, mask=mask)
-    mixer(x[:1], cu_seqlens=torch.tensor([0, 3, T]))
+    mixer(x[:1, :4], cu_seqlens=torch.tensor([0, 0]))
+    mixer(x[:1], cu_seqlens=torch.tensor([0]))
     mixer.step(x[:, 0], state)
     mixer(x[:, :0], state)
     mixer(x[:0])

@@ -31,8 +31,8 @@ class GRU(TokenMixer):
     3 D n + 3 n^2 + 4 n, and n D more for a projection back to D where E > 1. A step costs O(n^2), and waits for the one before.
     All weights start uniform in +-1 / sqrt(n), as those of torch.nn.GRU, so each gate starts near 1/2.
 
-    On a GPU a whole batch of at least 16 tokens in the mode "auto" goes through cuDNN, in float32 with unrounded products.
-    Packs, masks, float64, compiled models and second derivatives go from token to token.
+    On a GPU the mode "auto" is cuDNN's, in float32 with unrounded products. Float64, compiled models, second derivatives and
+    sequences below 16 tokens go from token to token.
 
     Args:
         dim: width D.
@@ -74,8 +74,9 @@ class GRU(TokenMixer):
         self, x: Tensor, state: GRUState, *, pack: Pack, mode: str, shared: Shared
     ) -> tuple[Tensor, GRUState]:
         project, weight, bias = self.in_proj, self.recurrent_weight, self.recurrent_bias
-        if mode == "auto" and pack.cu_seqlens is None and fused_rnn.serves("gru", x, project, weight):
-            h, final = fused_rnn.gru_layer(x, project.weight, project.bias, weight, bias, state.h)
+        lengths = pack.cu_seqlens, pack.max_seqlen
+        if mode == "auto" and fused_rnn.serves("gru", x, project, weight, *lengths):
+            h, final = fused_rnn.gru_layer(x, project.weight, project.bias, weight, bias, state.h, *lengths)
         else:
             dtype = state_dtype(x.dtype)
             h, final = gru(

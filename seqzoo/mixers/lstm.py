@@ -45,9 +45,9 @@ class LSTM(TokenMixer):
         variant: "V" is the above. One thing differs in "NIG" (no input gate, i = 1), "NFG" (no forget gate, f = 1), "NOG" (no
             output gate, o = 1), "NIAF" (no tanh of z), "NOAF" (no tanh of c), "CIFG" (f = 1 - i), "NP" (no peepholes, what
             torch.nn.LSTM computes) and "FGR" (every gate also sees i, f and o of the step before, by nine matrices more).
-            "NP" is the fast one: a whole batch in the mode "auto" goes through cuDNN on a GPU and oneDNN on a CPU, in float32
-            with unrounded products. Packs, masks, float64, compiled models, second derivatives, fewer than 16 tokens on a GPU
-            and all other variants go from token to token.
+            "NP" is the fast one: in the mode "auto" it is cuDNN's on a GPU and oneDNN's on a CPU, in float32 with unrounded
+            products. Float64, compiled models, second derivatives, sequences below 16 tokens on a GPU and all other variants go
+            from token to token.
         chunk_size: tokens a chunk in the chunked mode.
 
     Raises:
@@ -96,9 +96,11 @@ class LSTM(TokenMixer):
         self, x: Tensor, state: LSTMState, *, pack: Pack, mode: str, shared: Shared
     ) -> tuple[Tensor, LSTMState]:
         project, weight = self.in_proj, self.recurrent_weight
-        plain = self.variant == "NP" and mode == "auto" and pack.cu_seqlens is None
-        if plain and fused_rnn.serves("lstm", x, project, weight):
-            y, last, c = fused_rnn.lstm_layer(x, project.weight, project.bias, weight, state.y, state.c)
+        lengths = pack.cu_seqlens, pack.max_seqlen
+        plain = self.variant == "NP" and mode == "auto"
+        if plain and fused_rnn.serves("lstm", x, project, weight, *lengths):
+            start = state.y, state.c
+            y, last, c = fused_rnn.lstm_layer(x, project.weight, project.bias, weight, *start, *lengths)
             y = y if self.out_proj is None else self.out_proj(y)
             return y, LSTMState(c, last, state.gates.clone())
         dtype, n = state_dtype(x.dtype), self.inner
