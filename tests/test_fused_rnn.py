@@ -1,7 +1,9 @@
 """lstm and gru by torch's fused kernels, on a CPU in the place of a GPU: the same code, but for cuDNN under it."""
 
 import copy
+import itertools
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -252,3 +254,31 @@ def test_autocast_computes_in_float32(name, kernels):
     assert len(kernels) == 4
     for key, value in plain.items():
         assert torch.equal(under[key], value), key
+
+
+@each
+def test_weights_lie_as_cudnn_wants_them(name, monkeypatch):
+    """A stand-in for cuDNN's function, which moves the tensors it is given into one buffer, and so must get copies."""
+    mixer, x, state = made(name)
+    bias = torch.randn_like(mixer.in_proj.bias)
+    own = [x, mixer.in_proj.weight, mixer.in_proj.bias, mixer.recurrent_weight, bias, *state]
+    before = [(t.data_ptr(), t._version) for t in own]
+
+    def flatten(weights, *options):
+        assert options == (4, D, name.upper(), D, 0, 1, True, False)
+        buffer = torch.cat([w.reshape(-1) for w in weights])
+        for w, part in zip(weights, buffer.split([w.numel() for w in weights]), strict=True):
+            w.set_(part.view(w.shape))
+
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
+    monkeypatch.setattr(torch, "_cudnn_rnn_flatten_weight", flatten)
+    monkeypatch.setattr(torch.cuda, "device_of", lambda x: nullcontext())
+    monkeypatch.setattr(fused_rnn.cudnn_rnn, "get_cudnn_mode", lambda mode: mode)
+    leaves = fused_rnn._laid_out(name, own)
+    for leaf, tensor in zip(leaves, own, strict=True):
+        assert torch.equal(leaf, tensor)
+    order = [leaves[k] for k in (1, 3, 2, 4)]  # both matrices, then both biases
+    offsets = [0, *itertools.accumulate(w.numel() for w in order)]
+    assert [w.storage_offset() for w in order] == offsets[:-1]
+    assert len({w.untyped_storage().data_ptr() for w in order}) == 1
+    assert [(t.data_ptr(), t._version) for t in own] == before
