@@ -14,11 +14,13 @@ from triton.compiler import ASTSource
 
 from seqzoo_kernels import linear_scan
 from seqzoo_kernels.linear_scan import kernels, rotating
+from seqzoo_kernels.lstm import CELLS
+from seqzoo_kernels.lstm import kernels as lstm_kernels
 
 HERE = Path(__file__).parent
 
 
-def test_interpreted_linear_scan():
+def test_interpreted():
     """The interpreter must be asked for before the kernels are imported, so it has a process of its own."""
     done = subprocess.run(
         [
@@ -28,7 +30,7 @@ def test_interpreted_linear_scan():
             "-q",
             "-p",
             "no:cacheprovider",
-            str(HERE / "interpreted_linear_scan.py"),
+            *map(str, sorted(HERE.glob("interpreted_*.py"))),
         ],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
@@ -73,7 +75,7 @@ def compiled(kernel, pointers, options):
         if name.endswith("_ptr"):
             attributes[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=given, attrs=attributes)
-    build = {"num_warps": given["S"], "enable_fp_fusion": True}
+    build = {"num_warps": given.get("S", 4), "enable_fp_fusion": True}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=build)
 
 
@@ -127,6 +129,26 @@ def test_complex_states_compile_for_hopper(kernel, dtype, options, tmp_path, mon
     assert "ld.global.v2.b64" in built.asm["ptx"]
     assert "st.global.v2.b64" in built.asm["ptx"] or ("dx_ptr" in kernel.arg_names and dtype)
     assert_words_are_whole(built.asm["ptx"])
+
+
+@pytest.mark.parametrize("variant", CELLS.keys() - {"FGR"})
+@pytest.mark.parametrize(
+    "kernel", [lstm_kernels.forward_kernel, lstm_kernels.backward_kernel], ids=["forward", "backward"]
+)
+def test_lstm_compiles_for_hopper(kernel, variant, tmp_path, monkeypatch):
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+    cell = CELLS[variant]
+    places = {
+        name: -1 if cell.place(gate) is None else cell.place(gate)
+        for name, gate in zip("IFZO", "ifzo", strict=True)
+    }
+    options = {
+        "n": 512, **places, "G": cell.blocks, "COUPLED": cell.coupled, "INPUT_TANH": cell.input_tanh,
+        "OUTPUT_TANH": cell.output_tanh, "PEEPHOLES": variant != "NP", "BLOCK": 128,
+    }  # fmt: skip
+    built = compiled(kernel, lambda name: "*fp32", options)
+    assert built.asm["cubin"]
+    assert built.metadata.shared == 0
 
 
 def assert_words_are_whole(ptx):

@@ -47,7 +47,7 @@ class LSTM(TokenMixer):
             torch.nn.LSTM computes) and "FGR" (every gate also sees i, f and o of the step before, by nine matrices more).
             "NP" is the fast one: in the mode "auto" it is cuDNN's on a GPU and oneDNN's on a CPU, in float32 with unrounded
             products. Float64, compiled models, second derivatives, sequences below 16 tokens on a GPU and all other variants go
-            from token to token.
+            from token to token; on a GPU by one product and one kernel a token, but for "FGR" and float64.
         chunk_size: tokens a chunk in the chunked mode.
 
     Raises:
