@@ -65,7 +65,7 @@ class TorchOp:
         torch.library.register_autograd(self._backward, self._differentiate_twice, setup_context=_keep_inputs)
 
     def __call__(self, *args: Any) -> tuple[Tensor, ...]:
-        if torch.compiler.is_compiling() or _traced():
+        if torch.compiler.is_compiling() or traced():
             result = self._forward(*args)
         elif torch.is_grad_enabled():
             result = _Eager.apply(self, *args)
@@ -75,7 +75,7 @@ class TorchOp:
 
     def _run_forward(self, *args: Any) -> Any:
         *inputs, backend = args
-        with _without_autocast(inputs):
+        with without_autocast(inputs):
             result = tuple(t.contiguous() for t in self.backends[backend].forward(*inputs))
         return result[0] if self.num_outputs == 1 else result
 
@@ -83,7 +83,7 @@ class TorchOp:
         *given, backend = args
         pairs = 2 * self.num_outputs
         grads, outputs, inputs = given[0:pairs:2], given[1:pairs:2], given[pairs:]
-        with _without_autocast(given):
+        with without_autocast(given):
             result = self.backends[backend].backward(*grads, *outputs, *inputs)
         return tuple(_empty(given[0]) if t is None else t.contiguous() for t in result)
 
@@ -95,7 +95,7 @@ class TorchOp:
     def _differentiate(self, ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         inputs, outputs = _kept(ctx)
         pairs = [t for pair in zip(grads, outputs, strict=True) for t in pair]
-        plain = torch.is_grad_enabled() or torch.compiler.is_compiling() or _traced()
+        plain = torch.is_grad_enabled() or torch.compiler.is_compiling() or traced()
         result = (self._backward if plain else self._run_backward)(*pairs, *inputs)
         tensors = inputs[: self.num_tensors]
         kept = [g if _differentiable(t) else None for g, t in zip(result, tensors, strict=True)]
@@ -106,7 +106,7 @@ class TorchOp:
         given, _ = _kept(ctx)
         grads, inputs = given[0:pairs:2], list(given[pairs:-1])
         create_graph = torch.is_grad_enabled()
-        with torch.enable_grad(), _without_autocast(given):
+        with torch.enable_grad(), without_autocast(given):
             where = [i for i in range(self.num_tensors) if _differentiable(inputs[i])]
             for i in where:
                 inputs[i] = _alias(inputs[i])
@@ -139,7 +139,7 @@ class _Eager(torch.autograd.Function):
         return (None, *ctx.op._differentiate(ctx, *grads))
 
 
-def _traced() -> bool:
+def traced() -> bool:
     """Whether some mode (fake tensors, a tracer, a profiler of operators) or transform wants to see each torch op."""
     return (
         torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.peek_interpreter_stack() is not None
@@ -173,7 +173,7 @@ def _grad(
     return torch.autograd.grad(chosen, variables, chosen_grads, create_graph=create_graph, allow_unused=True)
 
 
-def _without_autocast(values: Sequence[Any]) -> torch.autocast:
+def without_autocast(values: Sequence[Any]) -> torch.autocast:
     device = next(v.device.type for v in values if isinstance(v, Tensor))
     return torch.autocast(device if device != "meta" else "cpu", enabled=False)
 

@@ -17,12 +17,14 @@ from seqzoo_kernels.attention import decoding, gradients, key_gradients
 from seqzoo_kernels.attention import kernels as attention_kernels
 from seqzoo_kernels.attention.triton import TILES
 from seqzoo_kernels.linear_scan import kernels, rotating
+from seqzoo_kernels.lstm import CELLS
+from seqzoo_kernels.lstm import kernels as lstm_kernels
 
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("op", ["linear_scan", "gated_linear_attention", "attention"])
-def test_interpreted(op):
+@pytest.mark.parametrize("file", sorted(HERE.glob("interpreted_*.py")), ids=lambda file: file.stem)
+def test_interpreted(file):
     """The interpreter must be asked for before the kernels are imported, so it has a process of its own."""
     done = subprocess.run(
         [
@@ -32,7 +34,7 @@ def test_interpreted(op):
             "-q",
             "-p",
             "no:cacheprovider",
-            str(HERE / f"interpreted_{op}.py"),
+            str(file),
         ],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
@@ -77,7 +79,7 @@ def compiled(kernel, pointers, options):
         if name.endswith("_ptr"):
             attributes[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=given, attrs=attributes)
-    build = {"num_warps": given["S"], "enable_fp_fusion": True}
+    build = {"num_warps": given.get("S", 4), "enable_fp_fusion": True}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=build)
 
 
@@ -131,6 +133,26 @@ def test_complex_states_compile_for_hopper(kernel, dtype, options, tmp_path, mon
     assert "ld.global.v2.b64" in built.asm["ptx"]
     assert "st.global.v2.b64" in built.asm["ptx"] or ("dx_ptr" in kernel.arg_names and dtype)
     assert_words_are_whole(built.asm["ptx"])
+
+
+@pytest.mark.parametrize("variant", CELLS.keys() - {"FGR"})
+@pytest.mark.parametrize(
+    "kernel", [lstm_kernels.forward_kernel, lstm_kernels.backward_kernel], ids=["forward", "backward"]
+)
+def test_lstm_compiles_for_hopper(kernel, variant, tmp_path, monkeypatch):
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+    cell = CELLS[variant]
+    places = {
+        name: -1 if cell.place(gate) is None else cell.place(gate)
+        for name, gate in zip("IFZO", "ifzo", strict=True)
+    }
+    options = {
+        "n": 512, **places, "G": cell.blocks, "COUPLED": cell.coupled, "INPUT_TANH": cell.input_tanh,
+        "OUTPUT_TANH": cell.output_tanh, "PEEPHOLES": variant != "NP", "BLOCK": 128,
+    }  # fmt: skip
+    built = compiled(kernel, lambda name: "*fp32", options)
+    assert built.asm["cubin"]
+    assert built.metadata.shared == 0
 
 
 def assert_words_are_whole(ptx):

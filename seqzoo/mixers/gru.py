@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from seqzoo_kernels import fused_rnn
 from seqzoo_kernels.checks import state_dtype
 from seqzoo_kernels.gru import gru
 
@@ -29,6 +30,9 @@ class GRU(TokenMixer):
     Shapes: all vectors are [E D], each W is [D, E D], each R is [E D, E D]. State: h, E D numbers. Weights: with n = E D,
     3 D n + 3 n^2 + 4 n, and n D more for a projection back to D where E > 1. A step costs O(n^2), and waits for the one before.
     All weights start uniform in +-1 / sqrt(n), as those of torch.nn.GRU, so each gate starts near 1/2.
+
+    On a GPU the mode "auto" is cuDNN's, in float32 with unrounded products. Float64, compiled models, second derivatives and
+    sequences below 16 tokens go from token to token.
 
     Args:
         dim: width D.
@@ -69,16 +73,21 @@ class GRU(TokenMixer):
     def mix(
         self, x: Tensor, state: GRUState, *, pack: Pack, mode: str, shared: Shared
     ) -> tuple[Tensor, GRUState]:
-        dtype = state_dtype(x.dtype)
-        h, final = gru(
-            self.in_proj(x).to(dtype),
-            self.recurrent_weight.to(dtype),
-            self.recurrent_bias.to(dtype),
-            initial_state=state.h,
-            cu_seqlens=pack.cu_seqlens,
-            max_seqlen=pack.max_seqlen,
-            mode=mode,
-            chunk_size=self.chunk_size,
-        )
+        project, weight, bias = self.in_proj, self.recurrent_weight, self.recurrent_bias
+        lengths = pack.cu_seqlens, pack.max_seqlen
+        if mode == "auto" and fused_rnn.serves("gru", x, project, weight, *lengths):
+            h, final = fused_rnn.gru_layer(x, project.weight, project.bias, weight, bias, state.h, *lengths)
+        else:
+            dtype = state_dtype(x.dtype)
+            h, final = gru(
+                project(x).to(dtype),
+                weight.to(dtype),
+                bias.to(dtype),
+                initial_state=state.h,
+                cu_seqlens=pack.cu_seqlens,
+                max_seqlen=pack.max_seqlen,
+                mode=mode,
+                chunk_size=self.chunk_size,
+            )
         y = h.to(x.dtype)
         return y if self.out_proj is None else self.out_proj(y), GRUState(final)

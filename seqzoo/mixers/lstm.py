@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from seqzoo_kernels import dispatch
+from seqzoo_kernels import fused_rnn
 from seqzoo_kernels.checks import state_dtype
-from seqzoo_kernels.lstm import BACKENDS, CELLS, lstm
+from seqzoo_kernels.lstm import CELLS, lstm
 
 from ..layers import check_choice
 from ..mixer import ParamRule, Shared, TokenMixer
@@ -45,7 +45,9 @@ class LSTM(TokenMixer):
         variant: "V" is the above. One thing differs in "NIG" (no input gate, i = 1), "NFG" (no forget gate, f = 1), "NOG" (no
             output gate, o = 1), "NIAF" (no tanh of z), "NOAF" (no tanh of c), "CIFG" (f = 1 - i), "NP" (no peepholes, what
             torch.nn.LSTM computes) and "FGR" (every gate also sees i, f and o of the step before, by nine matrices more).
-            In the mode "auto" torch itself computes "NP" on a CPU.
+            "NP" is the fast one: in the mode "auto" it is cuDNN's on a GPU and oneDNN's on a CPU, in float32 with unrounded
+            products. Float64, compiled models, second derivatives, sequences below 16 tokens on a GPU and all other variants go
+            from token to token; on a GPU by one product and one kernel a token, but for "FGR" and float64.
         chunk_size: tokens a chunk in the chunked mode.
 
     Raises:
@@ -93,11 +95,17 @@ class LSTM(TokenMixer):
     def mix(
         self, x: Tensor, state: LSTMState, *, pack: Pack, mode: str, shared: Shared
     ) -> tuple[Tensor, LSTMState]:
-        if mode == "auto" and pack.cu_seqlens is None and self._torch_has_it(x):
-            return self._by_torch(x, state)
+        project, weight = self.in_proj, self.recurrent_weight
+        lengths = pack.cu_seqlens, pack.max_seqlen
+        plain = self.variant == "NP" and mode == "auto"
+        if plain and fused_rnn.serves("lstm", x, project, weight, *lengths):
+            start = state.y, state.c
+            y, last, c = fused_rnn.lstm_layer(x, project.weight, project.bias, weight, *start, *lengths)
+            y = y if self.out_proj is None else self.out_proj(y)
+            return y, LSTMState(c, last, state.gates.clone())
         dtype, n = state_dtype(x.dtype), self.inner
         y, final = lstm(
-            self.in_proj(x).to(dtype),
+            project(x).to(dtype),
             self._weight().to(dtype),
             None if self.peephole is None else self.peephole.to(dtype),
             variant=self.variant,
@@ -110,27 +118,6 @@ class LSTM(TokenMixer):
         last, gates, c = (part.clone() for part in final.split([n, state.gates.shape[-1], n], -1))
         y = y.to(x.dtype)
         return y if self.out_proj is None else self.out_proj(y), LSTMState(c, last, gates)
-
-    def _torch_has_it(self, x: Tensor) -> bool:
-        """Whether torch's fused kernel, several times faster than our steps, computes this call.
-
-        It is oneDNN's. That of GPUs rounds to TF32 by default, which is less than law 8 asks.
-        """
-        if self.variant != "NP" or x.dtype != torch.float32 or x.device.type != "cpu" or not x.numel():
-            return False
-        if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
-            return False
-        return torch.backends.mkldnn.is_available() and (
-            dispatch.pick("lstm", "auto", {"fused": None, **BACKENDS}) == "fused"
-        )
-
-    def _by_torch(self, x: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
-        weight, bias = self.in_proj.weight, self.in_proj.bias
-        parameters = [weight, self.recurrent_weight, bias, torch.zeros_like(bias)]
-        start = [state.y[None], state.c[None]]
-        y, last, c = torch.lstm(x, start, parameters, True, 1, 0.0, torch.is_grad_enabled(), False, True)
-        y = y if self.out_proj is None else self.out_proj(y)
-        return y, LSTMState(c[0].clone(), last[0].clone(), state.gates.clone())
 
     def _weight(self) -> Tensor:
         """What the recurrence sees: y, and with "FGR" the gates, which z does not see."""

@@ -1,5 +1,6 @@
 """The op of long short-term memory and its eight variants: a recurrence that is not linear, so one token after another."""
 
+import torch
 from torch import Tensor
 
 from .. import checks, dispatch
@@ -9,7 +10,7 @@ from .cells import CELLS, Cell
 
 __all__ = ["CELLS", "Cell", "lstm"]
 
-BACKENDS = {"torch": eager, "reference": reference}
+BACKENDS = {"triton": dispatch.Later(f"{__name__}.triton"), "torch": eager, "reference": reference}
 DEFAULT_CHUNK_SIZE = 256
 MODES = ("auto", "chunked", "recurrent")
 
@@ -46,7 +47,8 @@ def lstm(
             every sequence give 0.
         max_seqlen: a bound on the longest sequence of the pack, known to the host: so many steps are made.
         mode: "chunked" (chunk after chunk), "recurrent" (token after token), or "auto".
-        backend: "torch", "reference" (a plain loop, whatever the mode), or "auto".
+        backend: "triton" (on a GPU, in float32, not for "FGR"), "torch", "reference" (a plain loop, whatever the mode), or
+            "auto".
         chunk_size: tokens a chunk in the chunked mode.
 
     Returns:
@@ -60,7 +62,7 @@ def lstm(
     checks.check_mode("lstm", mode, MODES)
     checks.check_count("lstm", "chunk_size", chunk_size)
     size = 1 if mode == "recurrent" else chunk_size or DEFAULT_CHUNK_SIZE
-    name = dispatch.pick("lstm", backend, BACKENDS)
+    name = dispatch.pick("lstm", backend, BACKENDS, {"triton": _no_triton(x, variant)})
     args = (x, weight, peephole, initial_state, cu_seqlens, variant, max_seqlen, size)
     if name == "reference":
         return reference.forward(*args)
@@ -95,6 +97,15 @@ def check(
     if initial_state is not None:
         checks.check_wide(op, "initial_state", initial_state, like=x)
         checks.check_shape(op, "initial_state", initial_state, (rows, (cell.seen + 1) * n), letters)
+
+
+def _no_triton(x: Tensor, variant: str) -> str | None:
+    """Why the Triton kernels can't serve a call, or None."""
+    if x.dtype != torch.float32:
+        return f"its states are float32, and x is {x.dtype}"
+    if CELLS[variant].feedback:
+        return f"it lacks the variant {variant!r}"
+    return dispatch.no_triton(x)
 
 
 def _fake(x, weight, peephole, initial_state, cu_seqlens, variant, max_seqlen, chunk_size):  # type: ignore[no-untyped-def]

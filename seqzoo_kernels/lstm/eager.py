@@ -6,8 +6,11 @@ multiplies the gradients of y and c, so that a step back is one product and four
     d c_t    += K_y d y_t                      K_y = o tanh'(c) + p_o K_o        K_o = tanh(c) o (1 - o)
     d (i, f, z, o) = K_i dc, K_f dc, K_z dc, K_o dy                              K_i = z i (1 - i) and so on
     d c_{t-1} = (f + p_i K_i + p_f K_f) dc     d y_{t-1} += d (i, f, z, o) weight
+
+What walks over the steps, there and back, may be another backend's: triton.py.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -28,6 +31,8 @@ def forward(
     variant: str,
     max_seqlen: int | None,
     chunk_size: int,
+    *,
+    walk: Callable[..., None] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     cell = CELLS[variant]
     n = weight.shape[0] // cell.blocks
@@ -43,7 +48,7 @@ def forward(
     for t in range(0, length, chunk_size):
         steps = slice(t, t + chunk_size)
         states = slice(t, t + chunk_size + 1)
-        _walk(cell, gates[steps], seen[states], c[states], weight.T, peephole)
+        (walk or _walk)(cell, gates[steps], seen[states], c[states], weight.T, peephole)
     final = torch.cat([rows.last(seen), rows.last(c)], -1)
     if cu_seqlens is not None:
         gates, kept = (rows.join(part).transpose(0, 1) for part in (gates, c[1:]))
@@ -117,6 +122,8 @@ def backward(
     variant: str,
     max_seqlen: int | None,
     chunk_size: int,
+    *,
+    walk_back: Callable[..., None] | None = None,
 ) -> tuple[Optional, ...]:
     cell = CELLS[variant]
     n, front = c.shape[-1], cell.front
@@ -127,20 +134,19 @@ def backward(
     start = torch.zeros_like(final) if initial_state is None else initial_state
     seen = torch.cat([start[None, :, :-n], _seen(cell, rows.split(out), blocks)])
     c = torch.cat([start[None, :, -n:], c])
-    k = _factors(cell, blocks, c, peephole)
 
     d_seen, d_c = torch.zeros_like(seen), torch.zeros_like(c)
     d_seen[1:, :, :n] = rows.split(grad_out)
     rows.add_last(d_seen, grad_final[:, :-n])
     rows.add_last(d_c, grad_final[:, -n:])
     d = torch.empty_like(gates, memory_format=torch.contiguous_format)
-    _walk_back(cell, d, d_seen, d_c, k, blocks, weight, peephole)
+    (walk_back or _walk_back)(cell, d, d_seen, d_c, gates, c, weight, peephole)
 
     d_blocks = d.unflatten(-1, (cell.blocks, n))
     d_peephole = None
     if peephole is not None:
         d_peephole = (d_blocks[:, :, :front] * c[:-1, :, None]).sum((0, 1))
-        if k.o is not None:
+        if "o" in cell.gates:
             d_peephole = torch.cat([d_peephole, (d_blocks[:, :, -1] * c[1:]).sum((0, 1))[None]])
     d_weight = d.flatten(0, 1).T @ seen[:-1].flatten(0, 1)
     d_start = None if initial_state is None else torch.cat([d_seen[0], d_c[0]], -1)
@@ -189,13 +195,15 @@ def _walk_back(
     d: Tensor,
     d_seen: Tensor,
     d_c: Tensor,
-    k: _Factors,
-    blocks: Tensor,
+    gates: Tensor,
+    c: Tensor,
     weight: Tensor,
     peephole: Optional,
 ) -> None:
     """All steps from the last to the first, in place: `d` is filled, and `d_seen` and `d_c` grow by what later steps say."""
     n, front = d_c.shape[-1], cell.front
+    blocks = gates.unflatten(-1, (cell.blocks, n))
+    k = _factors(cell, blocks, c, peephole)
     d_blocks = d.unflatten(-1, (cell.blocks, n))
     d_steps, d_ahead = d.unbind(), d_blocks[:, :, : front + 1].unbind()
     d_o = () if k.o is None else d_blocks[:, :, -1].unbind()
@@ -203,8 +211,8 @@ def _walk_back(
     k_ahead, k_carry, k_y = k.ahead.unbind(), k.carry.unbind(), k.y.unbind()
     ds, dys, dcs, dc_ahead = d_seen.unbind(), d_seen[..., :n].unbind(), d_c.unbind(), d_c[:, :, None].unbind()
     if cell.feedback:
-        gates = torch.cat([blocks[:, :, :2], blocks[:, :, 3:]], 2)
-        slopes = (gates * (1 - gates)).unbind()
+        fed_back = torch.cat([blocks[:, :, :2], blocks[:, :, 3:]], 2)
+        slopes = (fed_back * (1 - fed_back)).unbind()
         fed = d_seen[..., n:].unflatten(-1, (3, n)).unbind()
     weight = weight.T.contiguous().T  # the layout in which a product adds up most exactly
     for t in reversed(range(len(d_steps))):
