@@ -1,9 +1,9 @@
 """A layer of lstm without peepholes, or of gru, by torch's fused kernels: cuDNN's on a GPU, for lstm also oneDNN's on a CPU.
 
-They walk over the whole sequence in one call, where our loops launch a few kernels a token. Two things separate them from
-law 8, and both are mended here, in forward and in backward: cuDNN rounds float32 products to TF32 where a global flag lets it,
-as it does by default, and in half precision it rounds the state at every token. So all is computed in float32, with exact
-products.
+They walk over the whole sequence in one call, where our loops launch a few kernels a token. Two things of cuDNN's are mended
+here, in forward and in backward: it rounds float32 products to TF32 where a global flag lets it, as it does by default, and in
+half precision it rounds the state at every token. So all is computed in float32, with unrounded products. What is left of its
+error is 7 times what law 8 allows in float32 (measured on an H200), so on a GPU it serves half precision alone.
 
     y, last_y, last_c = lstm_layer(...)        y, last_h = gru_layer(...)        if serves(...), else the ops lstm and gru
 
@@ -70,7 +70,13 @@ def _has_kernel(op: str, x: Tensor, length: int) -> bool:
     if x.is_cuda:
         cudnn = torch.backends.cudnn
         usable = cudnn.is_available() and cudnn.enabled and torch._use_cudnn_rnn_flatten_weight()
-        return usable and length >= SHORTEST and not torch.are_deterministic_algorithms_enabled()
+        exact_enough = x.dtype in (torch.bfloat16, torch.float16)
+        return (
+            usable
+            and exact_enough
+            and length >= SHORTEST
+            and not torch.are_deterministic_algorithms_enabled()
+        )
     return x.device.type == "cpu" and op == "lstm" and torch.backends.mkldnn.is_available()
 
 

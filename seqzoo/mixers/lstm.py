@@ -45,9 +45,10 @@ class LSTM(TokenMixer):
         variant: "V" is the above. One thing differs in "NIG" (no input gate, i = 1), "NFG" (no forget gate, f = 1), "NOG" (no
             output gate, o = 1), "NIAF" (no tanh of z), "NOAF" (no tanh of c), "CIFG" (f = 1 - i), "NP" (no peepholes, what
             torch.nn.LSTM computes) and "FGR" (every gate also sees i, f and o of the step before, by nine matrices more).
-            "NP" is the fast one: in the mode "auto" it is cuDNN's on a GPU and oneDNN's on a CPU, in float32 with unrounded
-            products. Float64, compiled models, second derivatives, sequences below 16 tokens on a GPU and all other variants go
-            from token to token; on a GPU by one product and one kernel a token, but for "FGR" and float64.
+            "NP" is the fast one: in the mode "auto" it is oneDNN's on a CPU, and cuDNN's on a GPU for half-precision inputs,
+            computed in float32 with unrounded products; for float32 inputs cuDNN is not exact enough. Those on a GPU, float64,
+            compiled models, second derivatives, sequences below 16 tokens on a GPU and all other variants go from token to
+            token; on a GPU by one product and one kernel a token, but for "FGR" and float64.
         chunk_size: tokens a chunk in the chunked mode.
 
     Raises:

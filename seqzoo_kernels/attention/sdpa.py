@@ -18,7 +18,7 @@ ONE_KEY = "the gradients of one key are exact elsewhere"
 # cuDNN's kernels: half precision, heads up to 128. It plans each shape that it meets anew, which a short pass does not repay.
 CUDNN_DTYPES = (torch.float16, torch.bfloat16)
 CUDNN_WIDEST_HEAD = 128
-CUDNN_SHORTEST = 512  # queries
+CUDNN_SHORTEST = 128  # queries
 FASTEST_FIRST = [  # on an H200; torch goes on to the next where one refuses, as cuDNN does a deterministic backward pass
     SDPBackend.CUDNN_ATTENTION,
     SDPBackend.FLASH_ATTENTION,
