@@ -65,6 +65,9 @@ KINDS = {
         "Mixers on a GPU against float64, in float32 and bfloat16; that nothing waits for the device; a step as a CUDA graph.",
         "python scripts/gpu_check.py",
     ),
+    "checks": Kind(
+        "Kernels on a GPU against float64", "", "python scripts/gpu_gla.py; python scripts/gpu_attention.py"
+    ),
     "compile": Kind(
         "torch.compile",
         "Seconds to the first result of a compiled mixer, its error, and how many graphs there are after each further length.",

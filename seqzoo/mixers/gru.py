@@ -31,9 +31,9 @@ class GRU(TokenMixer):
     3 D n + 3 n^2 + 4 n, and n D more for a projection back to D where E > 1. A step costs O(n^2), and waits for the one before.
     All weights start uniform in +-1 / sqrt(n), as those of torch.nn.GRU, so each gate starts near 1/2.
 
-    On a GPU the mode "auto" is cuDNN's for half-precision inputs, computed in float32 with unrounded products; for float32 inputs
-    cuDNN is not exact enough. Those, float64, compiled models, second derivatives and sequences below 16 tokens go from token to
-    token.
+    On a GPU the mode "auto" is cuDNN's for half-precision inputs, computed in float32 with unrounded products; for float32
+    inputs cuDNN is not exact enough. Those, float64, compiled models, second derivatives and sequences below 16 tokens go from
+    token to token.
 
     Args:
         dim: width D.
