@@ -64,10 +64,8 @@ def extend(
         gates = log_decay.to(old.bias.dtype)
         # padded before it is cut: a tensor of T - 1 tokens would bind an exported T
         after = F.pad(gates, (0, 0, 0, 1))[:, 1:].flip(1).cumsum(1).flip(1)
-    if full and not slots and not window:
-        if torch.is_grad_enabled() and k.requires_grad and v.requires_grad:  # backward keeps k and v in any case
-            return _state(k.to(old.k.dtype), v.to(old.v.dtype), length, after)
-        dense = torch.contiguous_format  # copies: a state owns its memory, and not that of the projection k is a part of
+    if full and not slots and not window:  # copies: a state owns its memory
+        dense = torch.contiguous_format
         keys = k.to(old.k.dtype, copy=True, memory_format=dense)
         values = v.to(old.v.dtype, copy=True, memory_format=dense)
         return _state(keys, values, length, after)
