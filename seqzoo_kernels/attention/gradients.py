@@ -10,7 +10,16 @@ hand the rounding of pairs on one side falls out.) Nothing is added up by severa
 import triton
 import triton.language as tl
 
-from .kernels import LOG2E, VARYING, bounds, in_block, load_rows, older_seen
+from .kernels import (
+    VARYING,
+    bounds,
+    load_keys,
+    load_rows,
+    older_seen,
+    scores_before,
+    scores_in_block,
+    scores_of_cache,
+)
 
 
 @triton.jit(do_not_specialize=["T", "blocks"])
@@ -142,46 +151,29 @@ def query_kernel(
     for n in range(BO // BI):  # the block itself
         j0 = i0 + BO - BI - n * BI
         j = j0 + tile
-        k = load_rows(new_k + tl.cast(j0, tl.int64) * k_t, k_t, tile, j < added, K, BK, True)
-        v = load_rows(new_v + tl.cast(j0, tl.int64) * v_t, v_t, tile, j < added, V, BV, True)
-        x = tl.dot(q, k.T, input_precision=PRECISION) * scale
-        x = in_block(
-            x,
-            i,
-            j,
-            window,
-            high,
-            low,
-            closed,
-            decay + j,
-            high_ptr,
-            low_ptr,
-            closed_ptr,
-            HAS_DECAY,
-            HAS_WINDOW,
-        )
+        k, v = load_keys(new_k, new_v, k_t, v_t, j0, tile, j < added, K, V, BK, BV, True)
+        x = scores_in_block(
+            q, k, i, j, window, scale, high, low, closed, decay + j, high_ptr, low_ptr, closed_ptr,
+            HAS_DECAY, HAS_WINDOW, PRECISION,
+        )  # fmt: skip
         dq, sums = add_query(x, -lse, do, v, k, delta, dq, sums, HAS_DECAY, PRECISION)
 
     between = tl.zeros([], tl.float64)
     for n in range(whole):  # what all see
         j0 = i0 - BI - n * BI
-        k = load_rows(new_k + tl.cast(j0, tl.int64) * k_t, k_t, tile, tile, K, BK, False)
-        v = load_rows(new_v + tl.cast(j0, tl.int64) * v_t, v_t, tile, tile, V, BV, False)
-        x = tl.dot(q, k.T, input_precision=PRECISION) * scale
-        if HAS_DECAY:
-            x += (tl.load(inner_ptr + decay + j0 + tile) + between.to(tl.float32))[None, :]
-            between += tl.load(total_ptr + decay // BI + j0 // BI)
+        k, v = load_keys(new_k, new_v, k_t, v_t, j0, tile, tile, K, V, BK, BV, False)
+        x, between = scores_before(
+            q, k, j0, tile, scale, decay, between, inner_ptr, total_ptr, BI, HAS_DECAY, PRECISION
+        )
         dq, sums = add_query(x, shift, do, v, k, delta, dq, sums, HAS_DECAY, PRECISION)
 
     if HAS_WINDOW:
         for n in range(whole, some):  # what the window cuts
             j0 = i0 - BI - n * BI
-            k = load_rows(new_k + tl.cast(j0, tl.int64) * k_t, k_t, tile, tile, K, BK, False)
-            v = load_rows(new_v + tl.cast(j0, tl.int64) * v_t, v_t, tile, tile, V, BV, False)
-            x = tl.dot(q, k.T, input_precision=PRECISION) * scale
-            if HAS_DECAY:
-                x += (tl.load(inner_ptr + decay + j0 + tile) + between.to(tl.float32))[None, :]
-                between += tl.load(total_ptr + decay // BI + j0 // BI)
+            k, v = load_keys(new_k, new_v, k_t, v_t, j0, tile, tile, K, V, BK, BV, False)
+            x, between = scores_before(
+                q, k, j0, tile, scale, decay, between, inner_ptr, total_ptr, BI, HAS_DECAY, PRECISION
+            )
             x = tl.where(i[:, None] - (j0 + tile)[None, :] < window, x, float("-inf"))
             dq, sums = add_query(x, shift, do, v, k, delta, dq, sums, HAS_DECAY, PRECISION)
 
@@ -192,16 +184,11 @@ def query_kernel(
         for j0 in range(0, slots, BI):  # the cache
             j = j0 + tile
             position = tl.load(position_ptr + b * (older + T) + j, mask=j < older, other=-1)
-            k = load_rows(k_ptr + tl.cast(j0, tl.int64) * k_t, k_t, tile, position >= 0, K, BK, True)
-            v = load_rows(v_ptr + tl.cast(j0, tl.int64) * v_t, v_t, tile, position >= 0, V, BV, True)
-            x = tl.dot(q, k.T, input_precision=PRECISION) * scale
-            if HAS_BIAS:
-                bias = tl.load(bias_ptr + (b * (older + T) + j) * H + h, mask=j < older, other=0.0)
-                x += (bias * LOG2E + between.to(tl.float32))[None, :]
-            see = (position >= 0)[None, :]
-            if HAS_WINDOW:
-                see = see & ((first + i)[:, None] - position[None, :] < window)
-            x = tl.where(see, x, float("-inf"))
+            k, v = load_keys(k_ptr, v_ptr, k_t, v_t, j0, tile, position >= 0, K, V, BK, BV, True)
+            x = scores_of_cache(
+                q, k, i, j, position, first, window, scale, between, bias_ptr, older + T, older, b, h,
+                H, HAS_BIAS, HAS_WINDOW, PRECISION,
+            )  # fmt: skip
             dq, sums = add_query(x, shift, do, v, k, delta, dq, sums, HAS_DECAY, PRECISION)
 
     column = tl.arange(0, BK)

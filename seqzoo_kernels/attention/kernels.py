@@ -115,22 +115,23 @@ def older_seen(i0, older, window, first_tile, HAS_WINDOW: tl.constexpr, PRUNED: 
 
 
 @triton.jit
-def in_block(
-    x,
-    i,
-    j,
-    window,
-    high_i,
-    low_i,
-    closed_i,
-    decay_at,
-    high_ptr,
-    low_ptr,
-    closed_ptr,
-    HAS_DECAY: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-):
+def load_keys(
+    k_ptr, v_ptr, k_t, v_t, j0, tile, below,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """The tile of keys and values from j0 on."""
+    k = load_rows(k_ptr + tl.cast(j0, tl.int64) * k_t, k_t, tile, below, K, BK, MASKED)
+    v = load_rows(v_ptr + tl.cast(j0, tl.int64) * v_t, v_t, tile, below, V, BV, MASKED)
+    return k, v
+
+
+@triton.jit
+def scores_in_block(
+    q, k, i, j, window, scale, high_i, low_i, closed_i, decay_at, high_ptr, low_ptr, closed_ptr,
+    HAS_DECAY: tl.constexpr, HAS_WINDOW: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Scores [queries, keys] within a block with decay and mask; `decay_at` of the keys."""
+    x = tl.dot(q, k.T, input_precision=PRECISION) * scale
     see = j[None, :] <= i[:, None]
     if HAS_WINDOW:
         see = see & (i[:, None] - j[None, :] < window)
@@ -138,6 +139,35 @@ def in_block(
         high, low = tl.load(high_ptr + decay_at), tl.load(low_ptr + decay_at)
         x += (high_i[:, None] - high[None, :]) + (low_i[:, None] - low[None, :])
         see = see & (closed_i[:, None] == tl.load(closed_ptr + decay_at)[None, :])
+    return tl.where(see, x, float("-inf"))
+
+
+@triton.jit
+def scores_before(
+    q, k, j0, tile, scale, decay, between, inner_ptr, total_ptr,
+    BI: tl.constexpr, HAS_DECAY: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Scores with the tile of keys at j0, before the block, without the block's own decay, and `between` with the tile's."""
+    x = tl.dot(q, k.T, input_precision=PRECISION) * scale
+    if HAS_DECAY:
+        x += (tl.load(inner_ptr + decay + j0 + tile) + between.to(tl.float32))[None, :]
+        between += tl.load(total_ptr + decay // BI + j0 // BI)
+    return x, between
+
+
+@triton.jit
+def scores_of_cache(
+    q, k, i, j, position, first, window, scale, between, bias_ptr, slots, older, b, h,
+    H: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_WINDOW: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Scores with a tile of the cache's `slots`, which begin with `older` old ones, without the block's own decay."""
+    x = tl.dot(q, k.T, input_precision=PRECISION) * scale
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + (b * slots + j) * H + h, mask=j < older, other=0.0)
+        x += (bias * LOG2E + between.to(tl.float32))[None, :]
+    see = (position >= 0)[None, :]
+    if HAS_WINDOW:
+        see = see & ((first + i)[:, None] - position[None, :] < window)
     return tl.where(see, x, float("-inf"))
 
 
@@ -232,46 +262,29 @@ def forward_kernel(
     for n in range(BO // BI):  # the block itself
         j0 = i0 + BO - BI - n * BI
         j = j0 + tile
-        k = load_rows(new_k + tl.cast(j0, tl.int64) * k_t, k_t, tile, j < added, K, BK, True)
-        v = load_rows(new_v + tl.cast(j0, tl.int64) * v_t, v_t, tile, j < added, V, BV, True)
-        x = tl.dot(q, k.T, input_precision=PRECISION) * scale
-        x = in_block(
-            x,
-            i,
-            j,
-            window,
-            high,
-            low,
-            closed,
-            decay + j,
-            high_ptr,
-            low_ptr,
-            closed_ptr,
-            HAS_DECAY,
-            HAS_WINDOW,
-        )
+        k, v = load_keys(new_k, new_v, k_t, v_t, j0, tile, j < added, K, V, BK, BV, True)
+        x = scores_in_block(
+            q, k, i, j, window, scale, high, low, closed, decay + j, high_ptr, low_ptr, closed_ptr,
+            HAS_DECAY, HAS_WINDOW, PRECISION,
+        )  # fmt: skip
         m, total, acc = attend(x, none, v, m, total, acc, True, PRECISION)
 
     between = tl.zeros([], tl.float64)
     for n in range(whole):  # what all see
         j0 = i0 - BI - n * BI
-        k = load_rows(new_k + tl.cast(j0, tl.int64) * k_t, k_t, tile, tile, K, BK, False)
-        v = load_rows(new_v + tl.cast(j0, tl.int64) * v_t, v_t, tile, tile, V, BV, False)
-        x = tl.dot(q, k.T, input_precision=PRECISION) * scale
-        if HAS_DECAY:
-            x += (tl.load(inner_ptr + decay + j0 + tile) + between.to(tl.float32))[None, :]
-            between += tl.load(total_ptr + decay // BI + j0 // BI)
+        k, v = load_keys(new_k, new_v, k_t, v_t, j0, tile, tile, K, V, BK, BV, False)
+        x, between = scores_before(
+            q, k, j0, tile, scale, decay, between, inner_ptr, total_ptr, BI, HAS_DECAY, PRECISION
+        )
         m, total, acc = attend(x, own, v, m, total, acc, False, PRECISION)
 
     if HAS_WINDOW:
         for n in range(whole, some):  # what the window cuts
             j0 = i0 - BI - n * BI
-            k = load_rows(new_k + tl.cast(j0, tl.int64) * k_t, k_t, tile, tile, K, BK, False)
-            v = load_rows(new_v + tl.cast(j0, tl.int64) * v_t, v_t, tile, tile, V, BV, False)
-            x = tl.dot(q, k.T, input_precision=PRECISION) * scale
-            if HAS_DECAY:
-                x += (tl.load(inner_ptr + decay + j0 + tile) + between.to(tl.float32))[None, :]
-                between += tl.load(total_ptr + decay // BI + j0 // BI)
+            k, v = load_keys(new_k, new_v, k_t, v_t, j0, tile, tile, K, V, BK, BV, False)
+            x, between = scores_before(
+                q, k, j0, tile, scale, decay, between, inner_ptr, total_ptr, BI, HAS_DECAY, PRECISION
+            )
             x = tl.where(i[:, None] - (j0 + tile)[None, :] < window, x, float("-inf"))
             m, total, acc = attend(x, own, v, m, total, acc, True, PRECISION)
 
@@ -282,16 +295,12 @@ def forward_kernel(
         for j0 in range(0, slots, BI):  # the cache
             j = j0 + tile
             position = tl.load(position_ptr + b * (older + T) + j, mask=j < older, other=-1)
-            k = load_rows(k_ptr + tl.cast(j0, tl.int64) * k_t, k_t, tile, position >= 0, K, BK, True)
-            v = load_rows(v_ptr + tl.cast(j0, tl.int64) * v_t, v_t, tile, position >= 0, V, BV, True)
-            x = tl.dot(q, k.T, input_precision=PRECISION) * scale
-            if HAS_BIAS:
-                bias = tl.load(bias_ptr + (b * (older + T) + j) * H + h, mask=j < older, other=0.0)
-                x += (bias * LOG2E + between.to(tl.float32))[None, :]
-            see = (position >= 0)[None, :]
-            if HAS_WINDOW:
-                see = see & ((first + i)[:, None] - position[None, :] < window)
-            m, total, acc = attend(tl.where(see, x, float("-inf")), own, v, m, total, acc, True, PRECISION)
+            k, v = load_keys(k_ptr, v_ptr, k_t, v_t, j0, tile, position >= 0, K, V, BK, BV, True)
+            x = scores_of_cache(
+                q, k, i, j, position, first, window, scale, between, bias_ptr, older + T, older, b, h,
+                H, HAS_BIAS, HAS_WINDOW, PRECISION,
+            )  # fmt: skip
+            m, total, acc = attend(x, own, v, m, total, acc, True, PRECISION)
 
     alive = i < added
     total = tl.where(total > 0, total, 1.0)
