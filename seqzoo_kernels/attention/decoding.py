@@ -9,11 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..hopper import padded
 from .kernels import LOG2E, load_rows
 
 Optional = Tensor | None
 SLOTS = 64  # a tile
-NARROWEST = 64  # columns of a block, as in triton.py
 PROGRAMS = 264  # wanted: two for each multiprocessor of an H200
 MOST_PARTS = 128
 _VARYING = ["S", "window", "parts", "each"]
@@ -177,8 +177,8 @@ def forward(
         K=K,
         V=V,
         BR=max(16, triton.next_power_of_2(heads // groups)),
-        BK=max(NARROWEST, triton.next_power_of_2(K)),
-        BV=max(NARROWEST, triton.next_power_of_2(V)),
+        BK=padded(K),
+        BV=padded(V),
         BI=SLOTS,
         HAS_GATE=log_decay is not None,
         HAS_BIAS=bias is not None,

@@ -7,9 +7,10 @@ import torch
 import triton
 from torch import Tensor
 
+from ..hopper import padded
 from . import decoding
 from .gradients import product_kernel, query_kernel
-from .kernels import decay_kernel, forward_kernel
+from .kernels import LOG2E, decay_kernel, forward_kernel
 from .key_gradients import key_kernel
 
 Optional = Tensor | None
@@ -105,7 +106,7 @@ def backward(
         *do.stride()[:3],
         H=heads,
         V=v.shape[3],
-        BV=_padded(v.shape[3]),
+        BV=padded(v.shape[3]),
         BO=PRODUCT_ROWS,
     )
     call.launch(query_kernel, "query", (do, lse, delta, dq, rows), do.stride()[:3])
@@ -145,6 +146,9 @@ class _Call:
         self.added = (query_position >= 0).sum(1, dtype=torch.int32)
         self.first = query_position[:, 0].contiguous()
         self.position = key_position.contiguous()
+        self.decays: dict[
+            str, tuple[Tensor, ...]
+        ] = {}  # by a launch's name, which both launches for keys have in common
         self.furthest = _furthest(q, k, scale, prune) if prune and log_decay is not None else None
 
     def launch(
@@ -160,7 +164,9 @@ class _Call:
         new_blocks = triton.cdiv(self.length, tile.BO)
         blocks = triton.cdiv(self.older, tile.BO) if of_cache else new_blocks
         keys = name == "key"
-        decay = self._decay(tile, new_blocks, keys)
+        if name not in self.decays:
+            self.decays[name] = self._decay(tile, new_blocks, keys)
+        decay = self.decays[name]
         reach = self._reach(decay, tile, blocks, keys, of_cache)
         kernel[(blocks * self.batch * (self.groups if keys else self.heads),)](
             self.q,
@@ -178,7 +184,7 @@ class _Call:
             self.window,
             blocks,
             *((new_blocks * tile.BO,) if keys else ()),
-            self.scale * _LOG2E,
+            self.scale * LOG2E.value,
             *(() if name == "forward" else (self.scale,)),
             *self.q.stride()[:3],
             *self.k.stride()[:3],
@@ -188,8 +194,8 @@ class _Call:
             R=self.heads // self.groups,
             K=self.K,
             V=self.V,
-            BK=_padded(self.K),
-            BV=_padded(self.V),
+            BK=padded(self.K),
+            BV=padded(self.V),
             BO=tile.BO,
             BI=tile.BI,
             HAS_DECAY=self.log_decay is not None,
@@ -246,9 +252,6 @@ class _Call:
         return (last - begin).clamp(min=0).int()
 
 
-_LOG2E = 1 / math.log(2)
-
-
 def _furthest(q: Tensor, k: Tensor, scale: float, prune: float) -> Tensor:
     """[B, H]: the decay, in units of log 2 and positive, behind which all keys of a query together weigh less than `prune`.
 
@@ -257,18 +260,12 @@ def _furthest(q: Tensor, k: Tensor, scale: float, prune: float) -> Tensor:
     largest_q = torch.linalg.vector_norm(q, dim=-1, dtype=torch.float32).amax(1)
     largest_k = torch.linalg.vector_norm(k, dim=-1, dtype=torch.float32).amax(1)
     bound = largest_q * largest_k.repeat_interleave(q.shape[2] // k.shape[2], 1) * abs(scale)
-    return (2 * bound + math.log(k.shape[1]) - math.log(prune)).double() * _LOG2E
+    return (2 * bound + math.log(k.shape[1]) - math.log(prune)).double() * LOG2E.value
 
 
 def tiling(q: Tensor, v: Tensor, name: str) -> Tile:
-    size = _padded(max(q.shape[-1], v.shape[-1]))
+    size = padded(max(q.shape[-1], v.shape[-1]))
     return TILES[q.element_size(), size][name]
-
-
-def _padded(size: int) -> int:
-    """The block that holds `size` columns. At least 64: with narrower ones and four warps, products on Hopper read beside
-    their operands (Triton 3.4 to 3.7.1 at least, github.com/triton-lang/triton/issues/11366)."""
-    return max(64, triton.next_power_of_2(size))
 
 
 def _dense(x: Tensor) -> Tensor:

@@ -36,9 +36,8 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     if mode == "recurrent" and q.shape[1] == 1 and cu_seqlens is None:
         return _one_token(q, k, v, log_decay, initial_state, scale)
-    chunks = Chunks.of(
-        q, cu_seqlens, {"parallel": q.shape[1], "chunked": chunk_size or CHUNK, "recurrent": 1}[mode]
-    )
+    size = {"parallel": q.shape[1], "chunked": chunk_size or CHUNK, "recurrent": 1}[mode]
+    chunks = Chunks.of(q, cu_seqlens, size)
     q_, k_, v_, g = _chunked(chunks, q, k, v, log_decay, scale)
     states = chunks.states(initial_state, k_, v_)
     if mode == "recurrent":
@@ -69,9 +68,8 @@ def backward(
 ) -> tuple[Optional, ...]:
     """Recomputes the states between chunks, runs their gradients backwards, and needs no division by a gate:
     a gate a channel has, within a chunk, the reverse cumsum of q dq - k dk from what the last state owes to the future."""
-    chunks = Chunks.of(
-        q, cu_seqlens, min(max(chunk_size or CHUNK, 16), 64)
-    )  # whatever the mode: short sums are exact
+    size = min(max(chunk_size or CHUNK, 16), 64)  # whatever the mode: short sums are exact
+    chunks = Chunks.of(q, cu_seqlens, size)
     q_, k_, v_, g = _chunked(chunks, q, k, v, log_decay, scale)
     sums = None if g is None else Sums(g)
     do = chunks.rows(grad_out.to(q_.dtype)).unflatten(1, q_.shape[1:3])

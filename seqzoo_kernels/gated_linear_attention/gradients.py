@@ -14,8 +14,9 @@ from .kernels import block, span
 from .tiles import (
     CHANNEL,
     NONE,
+    add_scores,
+    causal_scores,
     channel_gradients,
-    channel_scores,
     left_to_other,
     load_gates,
     load_sums,
@@ -130,8 +131,7 @@ def d_values_kernel(
             k = load_tile(k_ptr, first, n, G * K, group, K, i, kk)
             inside = (kk[:, None] < K) & (vv[None, :] < V)
             place = block(d_states_ptr, c, G, group, K, V, kk, vv)
-            if GATE != NONE:
-                g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE)
+            g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE)
             if GATE == CHANNEL and LEVELS == 0:
                 half, total = load_sums(sums_ptr, c, chunks, group, G, K, kk)
                 P = prefix(g, i, j, GATE, EXACT)
@@ -145,14 +145,8 @@ def d_values_kernel(
                     dv = product(k, dS * tl.exp(total - half)[:, None], dv, OPERAND, PRECISION)
                 else:
                     dv = product(k * tl.exp(suffix(g, i, j, GATE, EXACT)), dS, dv, OPERAND, PRECISION)
-            if GATE == CHANNEL and LEVELS > 0:
-                A += channel_scores(q, k, g, i, j, LEVELS, EXACT, OPERAND, PRECISION)
-            else:
-                A = product(q, tl.trans(k), A, OPERAND, PRECISION)
-        if GATE == NONE or GATE == CHANNEL:  # noqa: SIM109 (kernels have no "in")
-            A = tl.where(i[:, None] >= j[None, :], A, 0.0)
-        else:
-            A = A * pair_decay(load_gates(g_ptr, first, n, G, group, K, i, i, GATE), i, j, GATE, EXACT)
+            A = add_scores(A, q, k, g, i, j, GATE, LEVELS, EXACT, OPERAND, PRECISION)
+        A = causal_scores(A, g_ptr, first, n, group, i, j, G, K, GATE, EXACT)
         do = load_tile(do_ptr, first, n, H * V, head, V, i, vv)
         dv = product(tl.trans(A * scale), do, dv, OPERAND, PRECISION)
     tl.store(tile(dv_ptr, first, G * V, group, V, i, vv), dv, mask=(i[:, None] < n) & (vv[None, :] < V))

@@ -16,12 +16,12 @@ from .tiles import (
     CHANNEL,
     CONSTANT,
     NONE,
-    channel_scores,
+    add_scores,
+    causal_scores,
     left_to_other,
     load_gates,
     load_sums,
     load_tile,
-    pair_decay,
     passed,
     place_of,
     prefix,
@@ -150,10 +150,10 @@ def outputs_kernel(
         k = load_tile(k_ptr, first, n, G * K, group, K, i, kk)
         inside = (kk[:, None] < K) & (vv[None, :] < V)
         S = tl.load(block(states_ptr, c, G, group, K, V, kk, vv), mask=inside, other=0.0)
+        g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE)
         if GATE == NONE:
             o = product(q, S, o, OPERAND, PRECISION)
         else:
-            g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE)
             P = prefix(g, i, j, GATE, EXACT)
             if GATE == CHANNEL and LEVELS == 0:
                 half, _ = load_sums(sums_ptr, c, chunks, group, G, K, kk)
@@ -162,14 +162,8 @@ def outputs_kernel(
                 o = product(q, S * tl.exp(half)[:, None], o, OPERAND, PRECISION)
             else:
                 o = product(q * tl.exp(P), S, o, OPERAND, PRECISION)
-        if GATE == CHANNEL and LEVELS > 0:
-            A += channel_scores(q, k, g, i, j, LEVELS, EXACT, OPERAND, PRECISION)
-        else:
-            A = product(q, tl.trans(k), A, OPERAND, PRECISION)
-    if GATE == NONE or GATE == CHANNEL:  # noqa: SIM109 (kernels have no "in")
-        A = tl.where(i[:, None] >= j[None, :], A, 0.0)
-    else:
-        A = A * pair_decay(load_gates(g_ptr, first, n, G, group, K, i, i, GATE), i, j, GATE, EXACT)
+        A = add_scores(A, q, k, g, i, j, GATE, LEVELS, EXACT, OPERAND, PRECISION)
+    A = causal_scores(A, g_ptr, first, n, group, i, j, G, K, GATE, EXACT)
     v = load_tile(v_ptr, first, n, G * V, group, V, i, vv)
     o = scale * product(A, v, o, OPERAND, PRECISION)
     tl.store(tile(out_ptr, first, H * V, head, V, i, vv), o, mask=(i[:, None] < n) & (vv[None, :] < V))

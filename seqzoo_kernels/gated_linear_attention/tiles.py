@@ -49,9 +49,11 @@ def tile(ptr, first, row, group, width, i, d):
 
 @triton.jit
 def load_gates(ptr, first, n, row, group, K, i, d, GATE: tl.constexpr):
-    """Gates [C, 1] or [C, BK] in float32, 0 outside."""
+    """Gates [C, 1] or [C, BK] in float32, 0 outside; without gates all are 0."""
     there = i[:, None] < n
-    if GATE == CHANNEL:
+    if GATE == NONE:
+        g = tl.zeros([i.shape[0], 1], tl.float32)
+    elif GATE == CHANNEL:
         g = load_tile(ptr, first, n, row, group, K, i, d)
     elif GATE == HEAD:
         g = tl.load(ptr + (first * row + group) + i[:, None] * row, mask=there, other=0.0)
@@ -157,6 +159,30 @@ def channel_scores(
         w, pairs = level(g, i, j, n, EXACT)
         A += tl.where(pairs, product(q * w, tl.trans(k * w), None, OPERAND, PRECISION), 0.0)
     return A
+
+
+@triton.jit
+def add_scores(
+    A, q, k, g, i, j,
+    GATE: tl.constexpr, LEVELS: tl.constexpr, EXACT: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A with what a tile of key channels adds to all pairs; gates of a head are left to `causal_scores`."""
+    if GATE == CHANNEL and LEVELS > 0:
+        A += channel_scores(q, k, g, i, j, LEVELS, EXACT, OPERAND, PRECISION)
+    else:
+        A = product(q, tl.trans(k), A, OPERAND, PRECISION)
+    return A
+
+
+@triton.jit
+def causal_scores(
+    A, g_ptr, first, n, group, i, j, G: tl.constexpr, K: tl.constexpr, GATE: tl.constexpr, EXACT: tl.constexpr
+):
+    """0 above the diagonal, and on and below it with the decay of gates of a head."""
+    if GATE == NONE or GATE == CHANNEL:  # noqa: SIM109 (kernels have no "in")
+        return tl.where(i[:, None] >= j[None, :], A, 0.0)
+    else:
+        return A * pair_decay(load_gates(g_ptr, first, n, G, group, K, i, i, GATE), i, j, GATE, EXACT)
 
 
 @triton.jit

@@ -8,12 +8,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..hopper import SAFE_WIDTH
 from .chunks import table
 from .gradients import d_keys_kernel, d_states_kernel, d_values_kernel
 from .kernels import outputs_kernel, recurrent_kernel, states_kernel
+from .tiles import CHANNEL, CONSTANT, HEAD, NONE
 
 Optional = Tensor | None
-CHANNEL = 3  # the kind of gates that tiles.py calls so
+KINDS = {1: CONSTANT.value, 3: HEAD.value, 4: CHANNEL.value}  # of gates, by dimensions
 CHUNK = 64
 # Key and value channels of a tile, warps and stages of each kernel, by the bytes of an input's element.
 # The fastest that were measured on an H200.
@@ -34,8 +36,6 @@ TILES = {
     },
 }
 PROGRAMS = 128  # fewer leave much of a GPU idle
-NARROWEST = 64  # value channels, however few the programs
-SAFE_WIDTH = 64
 STATE = 8192  # numbers of a state that a program of the recurrent mode holds
 
 
@@ -149,9 +149,9 @@ class Call:
         batch, length = q.shape[:2]
         size = min(max(16, triton.next_power_of_2(chunk_size or CHUNK)), CHUNK)
         size = min(size, max(16, triton.next_power_of_2(length)))
-        g, gate = q, 0
+        g, gate = q, NONE.value
         if log_decay is not None:
-            g, gate = log_decay.contiguous(), {1: 1, 3: 2, 4: 3}[log_decay.dim()]
+            g, gate = log_decay.contiguous(), KINDS[log_decay.dim()]
         if cu_seqlens is None:
             return cls(q, k, v, g, gate, size, batch * triton.cdiv(length, size), batch, q, q, None)
         count, chunks, spans = table(cu_seqlens, length, size)
@@ -187,15 +187,11 @@ def _tile(call: Call, name: str) -> tuple[int, int, int, int]:
     BK, BV, warps, stages = TILES[call.q.element_size()][name]
     fit = lambda block, size: min(block, max(16, triton.next_power_of_2(size)))  # noqa: E731
     BK, BV = fit(BK, call.K), fit(BV, call.V)
-    if name in (
-        "states",
-        "d_states",
-    ):  # of few rows, narrower parts of a state, for they go through all tokens one by one
+    # Few rows take narrower parts of a state, for these kernels go through all tokens one by one.
+    if name in ("states", "d_states"):
         rows = (1 if call.cu is not None else call.rows) * call.groups * triton.cdiv(call.K, BK)
-        while rows * triton.cdiv(call.V, BV) < PROGRAMS and BV > NARROWEST:
+        while rows * triton.cdiv(call.V, BV) < PROGRAMS and BV > SAFE_WIDTH:
             BV //= 2
-    # With four warps and a tile this narrow, products on Hopper read beside their operands (Triton 3.4 to 3.7.1 at least,
-    # github.com/triton-lang/triton/issues/11366); two use other instructions.
     return BK, BV, 2 if min(BK, BV) < SAFE_WIDTH else warps, stages
 
 
@@ -219,7 +215,7 @@ def _launch(
         return
     half, single = call.q.dtype == torch.bfloat16, call.q.dtype == torch.float32
     levels = call.size.bit_length() - 1
-    two_ways = call.gate == CHANNEL and not single and "LEVELS" in kernel.arg_names
+    two_ways = call.gate == CHANNEL.value and not single and "LEVELS" in kernel.arg_names
     given = {
         "H": call.heads,
         "G": call.groups,
@@ -255,7 +251,7 @@ def _states(call: Call, state: Optional, final: Tensor) -> tuple[Tensor, Tensor]
     """S before each chunk [chunks, G, K, V], in the inputs' dtype; of gates a key channel their sums over the first half of
     each chunk and over all of it [2, chunks, G, K]."""
     states = call.q.new_empty(call.count, *call.state_shape)
-    size = call.count if call.gate == CHANNEL else 0
+    size = call.count if call.gate == CHANNEL.value else 0
     sums = call.q.new_empty(2, size, call.groups, call.K, dtype=torch.float32)
     initial = final if state is None else state
     pointers = (call.k, call.v, call.g, initial, call.chunks, call.spans, states, final, sums)
