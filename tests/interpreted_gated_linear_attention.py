@@ -101,10 +101,12 @@ def test_packing(variant):
         check(case, "triton", "recurrent", SINGLE)
 
 
+@pytest.mark.parametrize("T", [3, 40])
 @pytest.mark.parametrize("cu", [[0, 0], [0]])
-def test_packs_of_nothing(cu):
-    case = Attention().make("channel", T=3, B=1, cu=cu)
-    check(case, "triton", "chunked", SINGLE)
+def test_packs_of_nothing(cu, T):
+    """Tokens that are in no sequence, more than a chunk of them too."""
+    case = Attention().make("channel", T=T, B=1, cu=cu)
+    check(case, "triton", "chunked", SINGLE, chunk_size=16)
 
 
 @pytest.mark.parametrize("variant", ["channel", "head"])

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,6 +11,33 @@ from torch.nn import functional as F
 from ..packs import locate, take
 
 Step = Callable[[int, Tensor], Tensor]
+
+
+class Table(NamedTuple):
+    """The chunks of a pack, each of one sequence: as many as there may be, so that nothing waits for cu_seqlens.
+
+    sequence, first, tokens  [M] whose it is, its first token, and how many it has, 0 for a chunk that is none
+    starts                   [N + 1] the first chunk of each sequence, and the end
+    """
+
+    sequence: Tensor
+    first: Tensor
+    tokens: Tensor
+    starts: Tensor
+
+    @classmethod
+    def of(cls, cu_seqlens: Tensor, length: int, size: int) -> "Table":
+        sequences = cu_seqlens.shape[0] - 1
+        cu = cu_seqlens.long()
+        m = torch.arange(max(1, length // size + sequences), device=cu.device)
+        if not sequences:
+            nothing = torch.zeros_like(m)
+            return cls(nothing, nothing, nothing, cu.new_zeros(1))
+        starts = F.pad(((cu[1:] - cu[:-1] + size - 1) // size).cumsum(0), (1, 0))
+        sequence = (torch.searchsorted(starts, m, right=True) - 1).clamp(max=sequences - 1)
+        first = cu[sequence] + (m - starts[sequence]) * size
+        tokens = (cu[sequence + 1] - first).clamp(max=size)
+        return cls(sequence, first, torch.where(m < starts[-1], tokens, 0), starts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,25 +60,15 @@ class Chunks:
         if cu_seqlens is None:
             size = _power_of_2(min(chunk_size, length))
             return cls(length, size, max(1, -(-length // size)))
-        sequences = cu_seqlens.shape[0] - 1
+        cu, sequences = cu_seqlens.long(), cu_seqlens.shape[0] - 1
         # many short sequences: a chunk no longer than twice their mean wastes little
         size = _power_of_2(min(chunk_size, max(1, 2 * length // max(sequences, 1))))
-        count = max(1, length // size + sequences)
-        cu = cu_seqlens.long()
-        ends = ((cu[1:] - cu[:-1] + size - 1) // size).cumsum(0)
-        m = torch.arange(count, device=cu.device)
-        sequence = torch.searchsorted(ends, m, right=True).clamp(max=max(sequences - 1, 0))
-        starts = F.pad(ends, (1, 0))
-        if sequences == 0:
-            index = torch.zeros(count, size, dtype=torch.long, device=cu.device)
-            nothing = torch.zeros(length, dtype=torch.long, device=cu.device)
-            return cls(length, size, count, cu, index, index > 0, sequence, nothing, nothing > 0)
-        place = (m - starts[sequence])[:, None] * size + torch.arange(size, device=cu.device)
-        index = cu[sequence][:, None] + place
-        valid = (index < cu[sequence + 1][:, None]) & (m < ends[-1])[:, None]
+        pack = Table.of(cu, length, size)
+        place = torch.arange(size, device=cu.device)
+        index, valid = pack.first[:, None] + place, place < pack.tokens[:, None]
         tokens = locate(cu, length)
-        slot = starts[tokens.sequence] * size + tokens.offset
-        return cls(length, size, count, cu, index, valid, sequence, slot, tokens.valid)
+        slot = pack.starts[tokens.sequence] * size + tokens.offset
+        return cls(length, size, len(index), cu, index, valid, pack.sequence, slot, tokens.valid)
 
     def rows(self, x: Tensor) -> Tensor:
         """[B, T, H, K] -> [B, H, M, C, K], zeros where no token is."""
@@ -141,17 +159,3 @@ class Chunks:
 
 def _power_of_2(n: int) -> int:
     return 1 << max(0, n - 1).bit_length() if n > 1 else 1
-
-
-def table(cu_seqlens: Tensor, length: int, size: int) -> tuple[int, Tensor, Tensor]:
-    """The chunks of a pack: how many there may be, of each the first token and the number of tokens (0 for none) [2, count],
-    and of each sequence the first chunk and the end [N + 1]."""
-    sequences = cu_seqlens.shape[0] - 1
-    count = length // size + sequences
-    cu = cu_seqlens.long()
-    spans = F.pad(((cu[1:] - cu[:-1] + size - 1) // size).cumsum(0), (1, 0))
-    m = torch.arange(count, device=cu.device)
-    sequence = (torch.searchsorted(spans, m, right=True) - 1).clamp(0, max(sequences - 1, 0))
-    first = cu[sequence] + (m - spans[sequence]) * size
-    tokens = torch.where(m < spans[-1], (cu[sequence + 1] - first).clamp(max=size), 0) if sequences else m
-    return count, torch.stack([first, tokens]), spans

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..hopper import SAFE_WIDTH
-from .chunks import table
+from .chunks import Table
 from .gradients import d_keys_kernel, d_states_kernel, d_values_kernel
 from .kernels import outputs_kernel, recurrent_kernel, states_kernel
 from .tiles import CHANNEL, CONSTANT, HEAD, NONE
@@ -154,8 +154,11 @@ class Call:
             g, gate = log_decay.contiguous(), KINDS[log_decay.dim()]
         if cu_seqlens is None:
             return cls(q, k, v, g, gate, size, batch * triton.cdiv(length, size), batch, q, q, None)
-        count, chunks, spans = table(cu_seqlens, length, size)
-        return cls(q, k, v, g, gate, size, count, len(cu_seqlens) - 1, chunks, spans, cu_seqlens)
+        pack = Table.of(cu_seqlens, length, size)
+        chunks = torch.stack([pack.first, pack.tokens])
+        return cls(
+            q, k, v, g, gate, size, chunks.shape[1], len(cu_seqlens) - 1, chunks, pack.starts, cu_seqlens
+        )
 
     @property
     def heads(self) -> int:
