@@ -2,18 +2,13 @@
 
 from typing import Any
 
-from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
-from seqzoo import states
+from ..held import HeldState
 
 
-class StateLayer(DynamicLayer):
-    """One layer of a cache, of a mixer among layers of attention.
-
-    state   of the mixer, None before the first token
-    length  columns read, pads among them
-    """
+class StateLayer(HeldState, DynamicLayer):
+    """One layer of a cache, of a mixer among layers of attention."""
 
     is_croppable = False
 
@@ -60,19 +55,3 @@ class StateLayer(DynamicLayer):
 
     def reset(self) -> None:
         self.state, self.length = None, 0
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.batch_select_indices(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        if self.state is not None:
-            self.state = states.select(self.state, indices)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.state is not None:
-            self.state = states.repeat(self.state, repeats)
-
-    def crop(self, *_: Any, **__: Any) -> None:
-        raise ValueError(
-            "a recurrent state can't forget its last tokens, so decoding methods that take tokens back can't be used"
-        )

@@ -8,15 +8,13 @@ from transformers.cache_utils import Cache
 
 from seqzoo import LanguageModel, states
 
+from ..held import HeldState
+
 ROOM = 64  # tokens that a growing state gets room for at first
 
 
-class StateCache(Cache):
-    """What a seqzoo model has read: a state per layer, of constant size where the mixers' states are.
-
-    state   of the model, None before the first token
-    length  columns read, pads among them
-    """
+class StateCache(HeldState, Cache):
+    """What a seqzoo model has read: a state per layer, of constant size where the mixers' states are."""
 
     is_compileable = False
 
@@ -60,19 +58,3 @@ class StateCache(Cache):
 
     def reset(self) -> None:
         self.state, self.length, self.room = None, 0, 0
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.batch_select_indices(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        if self.state is not None:
-            self.state = states.select(self.state, indices)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.state is not None:
-            self.state = states.repeat(self.state, repeats)
-
-    def crop(self, *_: Any, **__: Any) -> None:
-        raise ValueError(
-            "a recurrent state can't forget its last tokens, so decoding methods that take tokens back can't be used"
-        )
