@@ -8,9 +8,6 @@ tiles for each shape and pass, and one summary line; fails if any check does.
 
 import argparse
 import contextlib
-import datetime
-import json
-import platform
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -18,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from torch.nn import functional as F
 from triton.testing import do_bench
 
 from seqzoo_kernels import AttentionState, DecayAttentionState, attention, precision
 from seqzoo_kernels.attention import triton as ours
+from seqzoo_kernels.bench import output
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 GATES = (0.0, -1e-6, -3.4e-4, -1.0, -20.0, -100.0, -1e3, -1e6, -1e9, -torch.inf)
@@ -295,20 +292,8 @@ def main() -> None:
     pruned = pruning()
     failed = sum(not row["passed"] for row in rows)
     if args.json:
-        record = {
-            "date": datetime.date.today().isoformat(),
-            "machine": torch.cuda.get_device_name(),
-            "versions": {
-                "torch": torch.__version__,
-                "triton": triton.__version__,
-                "python": platform.python_version(),
-            },
-            "rows": rows,
-            "sweeps": sweeps,
-            "milliseconds": times,
-            "pruning": pruned,
-        }
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+        more = {"sweeps": sweeps, "milliseconds": times, "pruning": pruned}
+        output.write(args.json, rows, torch.device("cuda"), **more)
     print(f"{len(rows) - failed} passed, {failed} failed")
     raise SystemExit(failed > 0)
 

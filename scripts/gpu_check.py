@@ -7,9 +7,6 @@ Prints a row a check and one summary line; fails if any check does.
 
 import argparse
 import copy
-import datetime
-import json
-import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,7 @@ from torch import Tensor
 import seqzoo
 from seqzoo import states
 from seqzoo_kernels import use_backend
-from seqzoo_kernels.bench import timing
+from seqzoo_kernels.bench import output, timing
 from seqzoo_kernels.precision import relative_error
 
 DIM, T = 64, 200
@@ -126,13 +123,7 @@ def main() -> None:
     failed = sum(not row["passed"] for row in rows)
     print(f"{len(rows) - failed} passed, {failed} failed")
     if args.json:
-        record = {
-            "date": datetime.date.today().isoformat(),
-            "machine": torch.cuda.get_device_name(),
-            "versions": {"torch": torch.__version__, "python": platform.python_version()},
-            "rows": rows,
-        }
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+        output.write(args.json, rows, torch.device("cuda"))
     raise SystemExit(failed > 0)
 
 

@@ -8,9 +8,6 @@ if any check does. Checks run in several processes, for most of their time goes 
 """
 
 import argparse
-import datetime
-import json
-import platform
 import random
 import traceback
 from collections.abc import Callable
@@ -26,6 +23,7 @@ from torch.nn import functional as F
 from triton.testing import do_bench, do_bench_cudagraph
 
 from seqzoo_kernels import gated_linear_attention, precision
+from seqzoo_kernels.bench import output
 from seqzoo_kernels.gated_linear_attention import triton as backend
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
@@ -377,19 +375,7 @@ def main() -> None:
     failed = sum(not row["passed"] for row in rows)
     print(f"{len(rows) - failed} passed, {failed} failed")
     if args.json:
-        record = {
-            "date": datetime.date.today().isoformat(),
-            "machine": torch.cuda.get_device_name(),
-            "versions": {
-                "torch": torch.__version__,
-                "triton": triton.__version__,
-                "python": platform.python_version(),
-            },
-            "rows": rows,
-            "milliseconds": times,
-            "tiles": tiled,
-        }
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+        output.write(args.json, rows, torch.device("cuda"), milliseconds=times, tiles=tiled)
     raise SystemExit(failed > 0)
 
 

@@ -9,10 +9,7 @@ summary line; fails if ours breaks the law.
 """
 
 import argparse
-import datetime
 import itertools
-import json
-import platform
 import statistics
 import warnings
 from collections.abc import Callable, Mapping
@@ -27,6 +24,7 @@ from torch.nn import functional as F
 import seqzoo
 from seqzoo.mixers.lstm import LSTM
 from seqzoo_kernels import dispatch, fused_rnn, precision
+from seqzoo_kernels.bench import output
 
 CHECKS = ((3, 130, 64), (2, 64, 512))
 SPEED = ((16, 1024, 512), (8, 2048, 1024), (16, 16, 512))  # the last is the shortest that is fused
@@ -199,18 +197,8 @@ def main() -> None:
     failed = sum(not row["passed"] for row in rows)
     print(f"{len(rows) - failed} passed, {failed} failed")
     if args.json:
-        record = {
-            "date": datetime.date.today().isoformat(),
-            "machine": torch.cuda.get_device_name() if args.device.startswith("cuda") else platform.machine(),
-            "versions": {
-                "torch": torch.__version__,
-                "cudnn": torch.backends.cudnn.version(),
-                "python": platform.python_version(),
-            },
-            "rows": rows,
-            "milliseconds": times,
-        }
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+        more = {"cudnn": torch.backends.cudnn.version(), "milliseconds": times}
+        output.write(args.json, rows, torch.device(args.device), **more)
     raise SystemExit(failed > 0)
 
 

@@ -8,10 +8,7 @@ line; fails if any check does. Checks run in several processes, for most of thei
 """
 
 import argparse
-import datetime
 import functools
-import json
-import platform
 import random
 import traceback
 from concurrent.futures import ProcessPoolExecutor
@@ -25,7 +22,7 @@ from torch import Tensor
 from triton.testing import do_bench, do_bench_cudagraph
 
 from seqzoo_kernels import linear_scan, precision
-from seqzoo_kernels.bench import timing
+from seqzoo_kernels.bench import output, timing
 from seqzoo_kernels.linear_scan import triton as triton_scan
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -375,16 +372,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    record: dict[str, Any] = {
-        "date": datetime.date.today().isoformat(),
-        "machine": torch.cuda.get_device_name(),
-        "versions": {
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-            "python": platform.python_version(),
-        },
-        "rows": rows,
-    }
+    more: dict[str, Any] = {}
     if args.only in (None, "checks"):
         with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
             for row in pool.map(run_check, *zip(*checks(), strict=True)):
@@ -396,19 +384,19 @@ def main() -> None:
             print(rows[-1], flush=True)
             torch.cuda.empty_cache()
     if args.only in (None, "speed"):
-        record["milliseconds"] = []
+        more["milliseconds"] = []
         for sizes in SPEED:
             for kind in (*DTYPES[:2], *TURNING):
                 times = {"shape": list(sizes), "kind": str(kind), **speed(*sizes, kind)}
-                record["milliseconds"].append(times)
+                more["milliseconds"].append(times)
                 print(times, flush=True)
     if args.only == "tiles":
-        record["tiles"] = tile_speeds(args.jobs)
-        for times in record["tiles"]:
+        more["tiles"] = tile_speeds(args.jobs)
+        for times in more["tiles"]:
             print(times, flush=True)
     failed = sum(not row["passed"] for row in rows)
     if args.json:
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+        output.write(args.json, rows, torch.device("cuda"), **more)
     print(f"{len(rows) - failed} passed, {failed} failed")
     raise SystemExit(failed > 0)
 

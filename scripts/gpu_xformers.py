@@ -7,8 +7,6 @@ nvidia-cuda-runtime-cu12.
 """
 
 import argparse
-import importlib.metadata
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch
 from gpu_attention import DTYPES, inputs, results
 
 from seqzoo_kernels import precision
+from seqzoo_kernels.bench import output
 
 PACK = [0, 0, 13, 500, 1000]
 CASES: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
@@ -62,9 +61,7 @@ def main() -> None:
             print(row, flush=True)
     failed = sum(not row["passed"] for row in rows)
     if args.json:
-        versions = {"torch": torch.__version__, "xformers": importlib.metadata.version("xformers")}
-        record = {"machine": torch.cuda.get_device_name(), "versions": versions, "rows": rows}
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+        output.write(args.json, rows, torch.device("cuda"))
     print(f"{len(rows) - failed} passed, {failed} failed")
     raise SystemExit(failed > 0)
 

@@ -169,7 +169,7 @@ class _Fused(torch.autograd.Function):
                 outs = _loop(ctx.op, *leaves)
         elif (
             ctx.spent
-        ):  # a backward pass frees its graph; the next one, for which ours was retained, makes another
+        ):  # one backward pass frees its graph; the next, for which ours was retained, makes another
             leaves, outs = _with_graph(ctx.op, tensors, needed)
         else:
             ctx.spent = True

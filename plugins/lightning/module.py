@@ -107,11 +107,8 @@ class SeqzooModule(lightning.LightningModule):
         checkpoint["seqzoo_random"] = of_all(random)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        saved = checkpoint["state_dict"]
-        for (
-            name,
-            parameter,
-        ) in self.named_parameters():  # Lightning loads before it brings a module to its precision
+        saved = checkpoint["state_dict"]  # which Lightning loads before it brings a module to its precision
+        for name, parameter in self.named_parameters():
             if name in saved:
                 parameter.data = parameter.data.to(saved[name].dtype)
         every = checkpoint.get("seqzoo_random", [])

@@ -209,8 +209,6 @@ class MultiheadAdapter(Adapter):
                 f"MultiheadAttention, swapped for {self.config['name']}: it was called without a causal mask, and this mixer "
                 "reads causally. Pass the mask, or swap with causal=False."
             )
-        elif (
-            attn_mask is not None and not is_causal
-        ):  # which is the caller's word, and torch's own attention takes it too
+        elif attn_mask is not None and not is_causal:  # else it is the caller's word, as it is torch's own
             right = hides_the_future(attn_mask, True, length)
             self.refuse(attn_mask=None if right else "other than the causal one")

@@ -48,9 +48,8 @@ class HiddenStatesAdapter(Adapter):
 
     def __init__(self, mixer: Any, old: nn.Module) -> None:
         super().__init__(mixer, old)
-        self.layer_idx: int | None = getattr(
-            old, "layer_idx", getattr(old, "layer_id", None)
-        )  # the latter in GPT-Neo
+        in_gpt_neo = getattr(old, "layer_id", None)
+        self.layer_idx: int | None = getattr(old, "layer_idx", in_gpt_neo)
         told = [getattr(place, "sliding_window", None) for place in (old, getattr(old, "config", None))]
         self.window = next((window for window in told if isinstance(window, int)), None)
 

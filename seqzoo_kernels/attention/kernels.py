@@ -16,9 +16,8 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
-LOWEST = tl.constexpr(
-    -1.0e7
-)  # of a gate within a block: so few orders above the float32 error that c keeps small gates
+# of a gate within a block: so few orders above the float32 error that c keeps small gates
+LOWEST = tl.constexpr(-1.0e7)
 VARYING = ["T", "older", "window", "blocks", "padded"]  # not worth a compilation each
 
 
