@@ -12,10 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from seqzoo_kernels import attention, linear_scan
-from seqzoo_kernels.attention import decoding, gradients, key_gradients
-from seqzoo_kernels.attention import kernels as attention_kernels
-from seqzoo_kernels.attention.triton import TILES
+from seqzoo_kernels import linear_scan
 from seqzoo_kernels.linear_scan import kernels, rotating
 from seqzoo_kernels.lstm import CELLS
 from seqzoo_kernels.lstm import kernels as lstm_kernels
@@ -160,79 +157,8 @@ def assert_words_are_whole(ptx):
     assert not re.search(r"ld\.volatile\.global(?!\S*b64)", ptx)
 
 
-ATTENTION = {
-    "forward": attention_kernels.forward_kernel,
-    "query": gradients.query_kernel,
-    "key": key_gradients.key_kernel,
-}
-FLOATS = "g lse delta rows columns bias high low own inner acc m sum gate".split()
-KINDS = {
-    **{f"{name}_ptr": "*fp32" for name in FLOATS},
-    **dict.fromkeys(["added_ptr", "closed_ptr", "start_ptr", "stop_ptr"], "*i32"),
-    **dict.fromkeys(["first_ptr", "position_ptr", "now_ptr"], "*i64"),
-    **dict.fromkeys(["scale", "factor"], "fp32"),
-    "total_ptr": "*fp64",
-}
-
-
-def attention_kernel(kernel, dtype, given, **options):
-    """The kernel for sm_90, its tensors and their rows aligned, in as little shared memory as there is."""
-    given = {name: value for name, value in given.items() if name in kernel.arg_names}
-    signature, attributes = {}, {}
-    for place, name in enumerate(kernel.arg_names):
-        kind = f"*{dtype}" if name.endswith("_ptr") else "i32"
-        signature[name] = "constexpr" if name in given else KINDS.get(name, kind)
-        if name.endswith("_ptr") or re.fullmatch("(q|k|v|do)_[bth]", name):
-            attributes[(place,)] = [["tt.divisibility", 16]]
-    source = ASTSource(fn=kernel, signature=signature, constexprs=given, attrs=attributes)
-    options["enable_fp_fusion"] = True
-    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    assert built.asm["cubin"]
-    assert built.metadata.shared <= 227 * 1024
-    return built
-
-
-EVERYTHING = ["HAS_BIAS", "HAS_OLDER", "OLDER", "HAS_WINDOW", "PRUNED"]
-
-
-@pytest.mark.parametrize("name", ATTENTION)
-@pytest.mark.parametrize(
-    ("dtype", "size", "on"),
-    [("bf16", 128, ["HAS_DECAY"]), ("fp16", 64, ["HAS_DECAY", *EVERYTHING]), ("fp32", 64, [])],
-)
-def test_attention_compiles_for_hopper(name, dtype, size, on, tmp_path, monkeypatch):
-    """In each dtype with the tiles of that dtype; products of half precision on the tensor cores, warps together."""
-    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
-    BO, BI, warps, stages = TILES[4 if dtype == "fp32" else 2, size][name]
-    heads = {"H": 8, "R": 2, "K": size, "V": size, "BO": BO, "BI": BI, "BK": size, "BV": size}
-    flags = {flag: flag in on for flag in ["HAS_DECAY", *EVERYTHING]}
-    given = {**heads, **flags, "PRECISION": "ieee" if dtype == "fp32" else "tf32"}
-    built = attention_kernel(ATTENTION[name], dtype, given, num_warps=warps, num_stages=stages)
-    assert ("wgmma.mma_async" in built.asm["ptx"]) == (dtype != "fp32")
-
-
-@pytest.mark.parametrize(
-    ("kernel", "given"),
-    [
-        (attention_kernels.decay_kernel, {"BO": 128, "BI": 64, "QUERIES": True}),
-        (attention_kernels.decay_kernel, {"BO": 128, "BI": 64, "QUERIES": False}),
-        (gradients.product_kernel, {"BO": 64}),
-        (decoding.part_kernel, {"R": 4, "BR": 16, "BI": 64, "HAS_BIAS": True, "HAS_GATE": True}),
-        (decoding.whole_kernel, {"BP": 128}),
-    ],
-)
-def test_small_kernels_of_attention_compile_for_hopper(kernel, given, tmp_path, monkeypatch):
-    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
-    heads = {"H": 8, "K": 128, "V": 128, "BK": 128, "BV": 128, "PRECISION": "tf32", "HAS_WINDOW": True}
-    attention_kernel(kernel, "bf16", {**heads, **given}, num_warps=4, num_stages=3)
-
-
 def test_a_gpu_is_needed():
-    x, q = torch.zeros(1, 3, 4), torch.zeros(1, 3, 2, 4)
-    with pytest.raises(
-        ValueError, match=r"attention: backend 'triton' can't be used: it needs a GPU, and q.*cpu"
-    ):
-        attention(q, q, q, backend="triton")
+    x = torch.zeros(1, 3, 4)
     with pytest.raises(
         ValueError, match=r"linear_scan: backend 'triton' can't be used: it needs a GPU.*cpu.*torch"
     ):
