@@ -1,6 +1,7 @@
 """The command ``python -m seqzoo_kernels.bench [OP]``."""
 
 import argparse
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("op", nargs="?", choices=ops.OPS, help="without it: all ops, in the shapes for a CPU")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--only", default="", help="run the cases whose name contains this")
+    parser.add_argument("--ways", default="", help="of each case, run the ways whose name contains this")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--cold", action="store_true", help="time first calls too, each in a fresh process")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
@@ -30,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         rows = []
         for case in ops.cases(args.op):
-            if args.only not in case.name:
+            case = dataclasses.replace(case, ways=[way for way in case.ways if args.ways in way.name])
+            if args.only not in case.name or not case.ways:
                 continue
             if case.large and device.type == "cpu":
                 print(f"{case.name}: left out, it takes a GPU")

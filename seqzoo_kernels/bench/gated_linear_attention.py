@@ -47,7 +47,7 @@ def cases() -> list[Case]:
         passes("strong vector", 8, 2048, 16, 128, 128),
         *(passes(kind, *size) for size in sizes for kind in ("vector", "scalar", "no")),
         *(step(kind, B, 16, 128, 128) for kind in ("vector", "scalar") for B in BATCHES),
-        *(passes("vector", LENGTHS[-1] // T, T, 4, 128, 128, plotted=True) for T in LENGTHS),
+        *(passes("vector", LENGTHS[-1] // T, T, 16, 128, 128, plotted=True) for T in LENGTHS),
     ]
 
 
