@@ -76,7 +76,7 @@ def ways(
     if mask is not None:
         return found
     if x.dtype != torch.float32:
-        return found | {"torch": (module, module)}
+        return found | {"torch": (module, partial(scattered, module))}
     for allowed in ("tf32", "ieee"):
         found[f"torch, {allowed}"] = (module, under(allowed, module))
     return found
@@ -89,6 +89,13 @@ def is_fused(x: Tensor) -> bool:
 def in_torch(mixer: nn.Module, mask: Tensor | None, x: Tensor) -> Any:
     with dispatch.use_backend("torch"):
         return mixer(x, mask=mask)
+
+
+def scattered(module: nn.Module, x: Tensor) -> Any:
+    """torch's module in bfloat16, whose weights its `flatten_parameters` leaves apart; it warns of that at every call."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return module(x)
 
 
 def under(allowed: str, module: nn.Module) -> Call:

@@ -80,6 +80,7 @@ def product(operations: int, dtype: torch.dtype, device: torch.device, repeats: 
 def captured(run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
     """A CUDA graph of `run`, after three runs on a stream of its own, and what it returned: replays write there."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # which may still be making what `run` reads
     with torch.cuda.stream(stream):
         for _ in range(3):
             run()
