@@ -166,12 +166,22 @@ def test_records_of_the_bench_of_an_op():
         "copy of as many bytes": {"forward": 0.09},
         "fla": {"why": "not installed"},
     }
-    row = {"case": "[8, 16] bfloat16", "length": 16, "ways": ways, "target": {"forward": 0.2}}
+    row = {"case": "[8, 16] bfloat16", "length": None, "ways": ways, "target": {"forward": 0.2}}
+    over_t = [
+        {"case": f"over T: real [{8192 // T}, {T}] bfloat16", "length": T, "ways": ways, "target": {}}
+        for T in (512, 4096)
+    ]
     record = Record(
-        "linear_scan-h200-2026-01-02", {"date": "2026-01-02", "versions": {"torch": "2.0"}, "rows": [row]}
+        "linear_scan-h200-2026-01-02",
+        {"date": "2026-01-02", "versions": {"torch": "2.0"}, "rows": [row, *over_t]},
     )
     page = benchmarks.page(record)
     assert "Our goal is 0.2: reached" in page and "not installed" in page
+    for what in ("forward", "forward and backward"):
+        assert (
+            f"over T: real, {what}, as many tokens at each T; the last point is [2, 4096] bfloat16." in page
+        )
+    assert page.count("milliseconds against T: triton") == 2 and ">4k</text>" in page
     assert "| 0.3 |" in benchmarks.index([record])
 
 

@@ -94,8 +94,11 @@ def tiles(record: Record) -> Iterator[tuple[str, float, float | None, dict[str, 
 
 def _ways(record: Record) -> list[str]:
     """Of `python -m seqzoo_kernels.bench OP`: each case by the ways to compute it; the first way is ours."""
-    drawn = []
-    for row in record.rows("case", "ways"):
+    cases = record.rows("case", "ways")
+    drawn = _over_length([row for row in cases if row.get("length")])
+    for row in cases:
+        if row.get("length"):
+            continue
         ours = next(iter(row["ways"]))
         for what in ("forward", "forward and backward"):
             timed = {
@@ -115,6 +118,39 @@ def _ways(record: Record) -> list[str]:
                 )
             )
     return drawn
+
+
+def _over_length(rows: Sequence[Row]) -> list[str]:
+    """The cases that are points of a plot over T: a chart for each family of them and each pass, a line for each way."""
+    drawn = []
+    for family in dict.fromkeys(row["case"].partition(" [")[0] for row in rows):
+        mine = sorted((r for r in rows if r["case"].partition(" [")[0] == family), key=lambda r: r["length"])
+        names = list(dict.fromkeys(name for row in mine for name in row["ways"]))
+        for what in ("forward", "forward and backward"):
+            lines = []
+            for place, name in enumerate(names):
+                timed = [
+                    (r["length"], r["ways"][name][what]) for r in mine if what in r["ways"].get(name, {})
+                ]
+                if timed:
+                    x, y = map(list, zip(*timed, strict=True))
+                    colour = 7 if name.startswith(("cop", "product")) else place
+                    lines.append(Line(name, colour, x, y, [math.nan] * len(x)))
+            if not lines:
+                continue
+            ticks = [row["length"] for row in mine]
+            x_axis = Axis("T", lambda v, _=None: _in_k(v), log=True, ticks=ticks)
+            svg = line_chart(lines, x_axis, Axis("milliseconds", number, log=True))
+            shape = mine[-1]["case"].partition(" [")[2]
+            caption = (
+                f"{escape(family)}, {what}, as many tokens at each T; the last point is [{escape(shape)}."
+            )
+            drawn.append(figure(svg, caption, [(line.label, line.colour) for line in lines]))
+    return drawn
+
+
+def _in_k(length: float) -> str:
+    return f"{length / 1024:g}k" if length >= 1024 else f"{length:g}"
 
 
 def _colour(name: str, ours: str) -> int:
