@@ -98,6 +98,21 @@ def test_pruning(monkeypatch):
     check(Attention().make("plain", T=40, B=1), "triton", "auto", torch.float32, prune=0.5)
 
 
+@pytest.mark.parametrize("size", [0.25, 1.0, 2.0])
+@pytest.mark.parametrize("prune", [0.5, 1e-2])
+def test_what_pruning_costs(prune, size):
+    """An output, a mean of values, moves by less than twice what is left out of the weights, whatever the scores are like."""
+    case = Attention().make("decay", T=150, B=2, gate="mild")
+    case.inputs["log_decay"] -= 0.3
+    case.inputs["log_decay"][0, 70:80] = -torch.inf
+    for name in ("q", "k", "past_k"):
+        case.inputs[name] *= size
+    inputs = case.cast(torch.float32)
+    exact, pruned = (case.run(inputs, backend="triton", prune=p)["out"] for p in (None, prune))
+    values = torch.cat([inputs["past_v"], inputs["v"]], 1)
+    assert (exact - pruned).abs().max() <= 2 * prune * values.abs().max()
+
+
 @pytest.mark.parametrize(
     ("decay", "G", "window"), [(True, 2, None), (True, 1, 20), (False, 1, None), (False, 2, 20)]
 )

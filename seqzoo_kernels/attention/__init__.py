@@ -74,12 +74,12 @@ def attention(
             "torch" by much less.
         chunk_size: queries a block in the chunked mode.
         prune: None by default: nothing is left out. Else "triton" may leave out keys that the decay has made so light that a
-            query's together weigh less than `prune`, of a total of 1, whatever the scores: those with
+            query's together weigh less than `prune`, of a total of 1, whatever their scores: the earliest ones, as long as
 
-                -(log_decay_{j+1} + ... + log_decay_i) > 2 U + log(S / prune),   U = |scale| max|q_i| max|k_j|
+                sum_j e^{U_i + log_decay_{j+1} + ... + log_decay_i - s_i} < prune,   U_i = |scale| |q_i| max|k_j|
 
-            for S keys, as |scale * q_i . k_j| <= U and each query sees its own key. Blocks of them cost nothing. The other
-            backends compute every key, which is as right.
+            as no score is above U_i; s_i is the score of the query's own key, in the backward pass the logarithm of the sum of
+            all its weights. Blocks of such keys cost nothing. The other backends compute every key, which is as right.
         donate: T = 1 without a pack: write the token into `initial_state`, which is consumed, at no copy of the cache.
 
     Returns:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..hopper import padded
 from . import decoding
@@ -35,6 +36,8 @@ TILES = {
     (4, 256): {"forward": Tile(32, 16, 8, 1), "query": Tile(16, 16, 4, 1), "key": Tile(16, 16, 4, 1)},
 }
 PRODUCT_ROWS = 64
+CLOSED = 1e5  # what a gate of -inf counts for in a bound, in units of log 2
+ROUNDED_UP = 1 + 2**-7  # a bound of scores whose products are formed in half precision
 
 
 def forward(
@@ -94,7 +97,7 @@ def backward(
     rows = torch.empty(batch, heads, length, **float32) if log_decay is not None else delta
     has_sums = log_decay is not None or bias is not None
     columns = torch.empty(batch, heads, slots, **float32) if has_sums else delta
-    call = _Call(q, k, v, log_decay, bias, query_position, key_position, scale, window, prune)
+    call = _Call(q, k, v, log_decay, bias, query_position, key_position, scale, window, prune, lse)
     blocks = triton.cdiv(length, PRODUCT_ROWS)
     product_kernel[(blocks * batch * heads,)](
         out,
@@ -136,7 +139,9 @@ class _Call:
         scale: float,
         window: int,
         prune: float,
+        lse: Optional = None,
     ) -> None:
+        """`lse`, where it is known: log2 of the sum of each query's weights [B, H, T]."""
         self.q, self.k, self.v = q, k, v
         self.log_decay, self.scale, self.window = log_decay, scale, window
         self.bias = None if bias is None else bias.contiguous()
@@ -149,7 +154,8 @@ class _Call:
         self.decays: dict[
             str, tuple[Tensor, ...]
         ] = {}  # by a launch's name, which both launches for keys have in common
-        self.furthest = _furthest(q, k, scale, prune) if prune and log_decay is not None else None
+        self.prune = prune
+        self.above = _above(q, k, scale, lse) if prune and log_decay is not None else None
 
     def launch(
         self,
@@ -202,7 +208,7 @@ class _Call:
             HAS_BIAS=self.bias is not None,
             **{"OLDER": of_cache} if keys else {"HAS_OLDER": self.older > 0},
             HAS_WINDOW=self.window > 0,
-            PRUNED=self.furthest is not None,
+            PRUNED=self.above is not None,
             PRECISION="ieee" if self.q.dtype == torch.float32 else "tf32",
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
@@ -238,29 +244,48 @@ class _Call:
     def _reach(
         self, decay: tuple[Tensor, ...], tile: Tile, blocks: int, keys: bool, of_cache: bool
     ) -> Tensor:
-        """[B * H, blocks]: of each block of queries the first tile of keys that counts, of keys how many tiles of queries."""
-        if self.furthest is None:
+        """[B * H, blocks]: of each block of queries the first tile of keys that counts, of keys how many tiles of queries.
+
+        A tile of keys, and all before it, does not count for a query where a bound of their weights is below `prune` together:
+        log2 of it is `above` the query's own, less the decay up to the query's tile, plus `behind` in what the decay up to each
+        key has left of as many ones. All in float64 and units of log 2.
+        """
+        if self.above is None:
             return self.added
-        total = decay[5]
-        before = torch.nn.functional.pad(total.cumsum(1), (1, 0)).neg()  # of the tiles before each, ascending
-        each = torch.arange(blocks, device=total.device) * (tile.BO // tile.BI)
-        limit = self.furthest.flatten()[:, None]
-        if not keys:  # tile n counts where before[block] - before[n + 1] <= limit
-            return torch.searchsorted(before[:, 1:].contiguous(), before[:, each] - limit).int()
-        begin = torch.zeros_like(each) if of_cache else (each + tile.BO // tile.BI).clamp(max=total.shape[1])
-        last = torch.searchsorted(before[:, :-1].contiguous(), before[:, begin] + limit, right=True)
+        step = tile.BO // tile.BI
+        total = decay[5].clamp(min=-CLOSED)
+        before = F.pad(total.cumsum(1), (1, 0)).neg()  # the decay of the tiles before each, ascending
+        ones = torch.full_like(before, math.log(tile.BI))
+        ones[:, 0] = math.log(self.older) if self.older else -torch.inf  # the cache is behind all
+        behind = (before / LOG2E.value + ones).logcumsumexp(1) * LOG2E.value
+        above = F.pad(self.above, (0, total.shape[1] * tile.BI - self.length), value=-torch.inf)
+        above = above.flatten(0, 1).double() - math.log2(self.prune)
+        each = torch.arange(blocks, device=total.device) * step
+        if not keys:
+            least = before[:, each] - above.unflatten(1, (-1, tile.BO)).amax(2)
+            return torch.searchsorted(behind[:, 1:].contiguous(), least).int()
+        furthest = before[:, :-1] - above.unflatten(1, (-1, tile.BI)).amax(2)
+        furthest = furthest.flip(1).cummin(1).values.flip(1)  # of this tile of queries and any later one
+        begin = torch.zeros_like(each) if of_cache else (each + step).clamp(max=total.shape[1])
+        last = torch.searchsorted(furthest, behind[:, begin].contiguous(), right=True)
         return (last - begin).clamp(min=0).int()
 
 
-def _furthest(q: Tensor, k: Tensor, scale: float, prune: float) -> Tensor:
-    """[B, H]: the decay, in units of log 2 and positive, behind which all keys of a query together weigh less than `prune`.
+def _above(q: Tensor, k: Tensor, scale: float, lse: Optional) -> Tensor:
+    """[B, H, T]: how far any key's score may lie above the sum of a query's weights, of which its own is one, both as log2.
 
-    A query sees itself, so a key weighs at most e^{x - x_self}: where |x| <= U at most e^{2 U - decay}; there are S.
+    A score is at most |scale| |q_i| max|k_j|; the sum is `lse` where it is known, else at least the query's own weight.
     """
-    largest_q = torch.linalg.vector_norm(q, dim=-1, dtype=torch.float32).amax(1)
-    largest_k = torch.linalg.vector_norm(k, dim=-1, dtype=torch.float32).amax(1)
-    bound = largest_q * largest_k.repeat_interleave(q.shape[2] // k.shape[2], 1) * abs(scale)
-    return (2 * bound + math.log(k.shape[1]) - math.log(prune)).double() * LOG2E.value
+    heads_a_group, new = q.shape[2] // k.shape[2], k.shape[1] - q.shape[1]
+    norms = torch.linalg.vector_norm(k, dim=-1, dtype=torch.float32).amax(1)
+    largest = norms.repeat_interleave(heads_a_group, 1)[:, None] * abs(scale)
+    bound = torch.linalg.vector_norm(q, dim=-1, dtype=torch.float32) * largest * ROUNDED_UP
+    if lse is None:
+        own = (q.unflatten(2, (-1, heads_a_group)) * k[:, new:, :, None].float()).sum(-1).flatten(2) * scale
+        above = ((bound - own) * LOG2E.value).transpose(1, 2)
+    else:
+        above = (bound * LOG2E.value).transpose(1, 2) - lse
+    return above.nan_to_num(torch.inf, torch.inf, -torch.inf)
 
 
 def tiling(q: Tensor, v: Tensor, name: str) -> Tile:
