@@ -25,19 +25,19 @@ def forget_gate(
 
         f = lower_bound + (1 - lower_bound) sigmoid(logits)        u = (1 - f) activation(x)
 
-    Neither cancels: 1 - f is (1 - lower_bound) sigmoid(-logits), and log f is log1p of it near f = 1. All is computed in float32
-    (float64 for float64 logits).
+    Neither log f nor 1 - f cancels: this is (1 - lower_bound) sigmoid(-logits), and near f = 1 that is log1p of it. All is
+    computed in float32 (float64 for float64 logits).
 
     Args:
         logits: [..., D].
         lower_bound: gamma in [0, 1), a number or [D]; None is 0.
         x: [..., D], or [..., D, 2] for two numbers a channel, such as the parts of a complex one; None for u = 1 - f.
-        open_part: 1 - lower_bound, [D], for who has it more exactly than that difference. The gradient is then this one's: how it is
-            shared out between the two is the backend's choice, and only their sum along lower_bound + open_part = 1 is meant.
+        open_part: 1 - lower_bound, [D], for who has it more exactly than that difference. What their gradients mean is the
+            derivative along lower_bound + open_part = 1; how the two share it is left to the backend.
         activation: of x: "silu" or None.
         dtype: of u, by default that of log f.
-        backend: "triton" (on a GPU, in float32 and below), "reference", "torch" (whose backward keeps the inputs alone), or "auto":
-            the first of these that can.
+        backend: "triton" (on a GPU, in float32 and below), "reference", "torch" (which keeps nothing but the inputs for its
+            backward), or "auto", the first of these that can.
 
     Returns:
         (log f, u): log f in float32 (float64), in the shape of logits; u in that of x.

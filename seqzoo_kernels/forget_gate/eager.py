@@ -1,9 +1,9 @@
 """forget_gate in torch with its gradient written out, which needs nothing but the inputs.
 
-    d dz = s (o p / f dlog_f - o p dw)        d gamma = sum of s (dlog_f / f - dw)        d o = -d gamma
+    dz = s (o p / f dlog_f - o p dw)        d gamma = sum of s (dlog_f / f - dw)        d o = -d gamma
 
-with p = sigmoid(z), s = sigmoid(-z), o = 1 - gamma and dw the gradient of the weight 1 - f. Given as `open_part`, o alone says how
-open the gate is, f = 1 - o s, and gamma only says it more exactly: the gradient is o's, and gamma has none.
+with p = sigmoid(z), s = sigmoid(-z), o = 1 - gamma and dw the gradient of the weight 1 - f. Where o is given (`open_part`) it
+alone says how open the gate is, f = 1 - o s, and gamma is there to say f more exactly: the gradient is o's.
 """
 
 import torch
