@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from seqzoo_kernels import causal_conv1d
 from seqzoo_kernels.checks import state_dtype
+from seqzoo_kernels.forget_gate import forget_gate
 
 from .mixer import Shared
 from .packing import Pack
@@ -48,49 +49,26 @@ def lower_bound_of(shared: Shared, own: float | None) -> Tensor | float | None:
     return None if own is None else shared.get("lower_bound", own)
 
 
-def forget_gate(
-    logits: Tensor, lower_bound: Tensor | float | None, *, open_part: Tensor | None = None
+def hgrn_inputs(
+    c: Tensor, logits: Tensor, lower_bound: Tensor | float | None, *, forget: bool
 ) -> tuple[Tensor, Tensor]:
-    """A forget gate f in [lower_bound, 1] and the weight of its input, in float32 (float64 for float64 logits).
-
-        f = lower_bound + (1 - lower_bound) sigmoid(logits)
-
-    Returns log f and 1 - f. Neither cancels: 1 - f is (1 - lower_bound) sigmoid(-logits), and log f is log1p of it near f = 1.
-    `open_part` is 1 - lower_bound for who has it more exactly than that difference. Without a bound two functions give both,
-    where the bounded gate takes ten: what a decoding step waits for is the number of its kernels.
-    """
-    z = logits.to(state_dtype(logits.dtype))
-    gamma = 0.0 if lower_bound is None else lower_bound
-    if open_part is None and isinstance(gamma, float) and gamma == 0:
-        return F.logsigmoid(z), torch.sigmoid(-z)
-    rest = 1 - gamma if open_part is None else open_part
-    input_weight = rest * torch.sigmoid(-z)
-    f = gamma + rest * torch.sigmoid(z)
-    small = input_weight < 0.5
-    log_f = torch.where(
-        small,
-        torch.log1p(-torch.where(small, input_weight, 0)),
-        torch.where(small, 1, f).clamp_min(torch.finfo(z.dtype).tiny).log(),
-    )
-    return log_f, input_weight
-
-
-def hgrn_decay(logits: Tensor, lower_bound: Tensor | float | None, *, forget: bool) -> tuple[Tensor, Tensor]:
-    """The log-decay and the input's weight of HGRN, h_t = decay h_{t-1} + weight c_t, and of its published ablations.
+    """The log-decay and the input of HGRN, h_t = decay h_{t-1} + weight silu(c_t), and of its published ablations.
 
         forget          decay f_t        weight 1 - f_t
         not forget      decay gamma      weight f_t          a decay of 1 where lower_bound is None
 
-    with f of `forget_gate`. A decay that is constant in time is [D].
+    with f of `forget_gate`. c is [B, T, D], or [B, T, D, 2] for complex numbers. A decay that is constant in time is [D].
     """
     if forget:
-        return forget_gate(logits, lower_bound)
+        return forget_gate(logits, lower_bound, c, activation="silu")
     z = logits.to(state_dtype(logits.dtype))
     if lower_bound is None:
-        return z.new_zeros(z.shape[-1]), torch.sigmoid(z)
-    gamma = torch.as_tensor(lower_bound, dtype=z.dtype, device=z.device).expand(z.shape[-1])
-    log_gamma = gamma.clamp_min(torch.finfo(z.dtype).tiny).log().masked_fill(gamma == 0, -torch.inf)
-    return log_gamma, gamma + (1 - gamma) * torch.sigmoid(z)
+        log_decay, weight = z.new_zeros(z.shape[-1]), torch.sigmoid(z)
+    else:
+        gamma = torch.as_tensor(lower_bound, dtype=z.dtype, device=z.device).expand(z.shape[-1])
+        log_decay = gamma.clamp_min(torch.finfo(z.dtype).tiny).log().masked_fill(gamma == 0, -torch.inf)
+        weight = gamma + (1 - gamma) * torch.sigmoid(z)
+    return log_decay, F.silu(c).to(z.dtype) * (weight if c.dim() == z.dim() else weight[..., None])
 
 
 def make_norm(kind: str, width: int, eps: float) -> nn.Module:

@@ -27,6 +27,7 @@ class TorchOp:
     backends    name -> module, as above
     fake        (*tensors, *options) -> empty outputs of the right shape, dtype and device
     plain       (*tensors, *options) -> the differentiable outputs, in differentiable torch
+    keeps_outputs   False: backward is given no outputs, and none are kept for it
     """
 
     def __init__(
@@ -39,14 +40,18 @@ class TorchOp:
         backends: Mapping[str, Any],
         fake: Callable[..., tuple[Tensor, ...]],
         plain: Callable[..., tuple[Tensor, ...]],
+        keeps_outputs: bool = True,
     ) -> None:
         self.name = name
         self.num_tensors = len(tensors)
         self.num_outputs = outputs
+        self.per_output = 1 + keeps_outputs  # tensors of backward: the gradient, and the output itself
+        self.keep = _keep_all if keeps_outputs else _keep_inputs
         self.backends = backends
         self.plain = plain
         arguments = ", ".join([*tensors, *options, "str backend"])
-        given = ", ".join([f"Tensor grad_{i}, Tensor out_{i}" for i in range(outputs)])
+        own = ("grad", "out")[: self.per_output]
+        given = ", ".join([f"Tensor {kind}_{i}" for i in range(outputs) for kind in own])
         self._forward = torch.library.custom_op(
             f"seqzoo::{name}",
             self._run_forward,
@@ -61,7 +66,7 @@ class TorchOp:
         )
         self._forward.register_fake(lambda *args: fake(*args[:-1]) if outputs > 1 else fake(*args[:-1])[0])
         self._backward.register_fake(self._fake_backward)
-        torch.library.register_autograd(self._forward, self._differentiate, setup_context=_keep_all)
+        torch.library.register_autograd(self._forward, self._differentiate, setup_context=self.keep)
         torch.library.register_autograd(self._backward, self._differentiate_twice, setup_context=_keep_inputs)
 
     def __call__(self, *args: Any) -> tuple[Tensor, ...]:
@@ -81,20 +86,25 @@ class TorchOp:
 
     def _run_backward(self, *args: Any) -> tuple[Tensor, ...]:
         *given, backend = args
-        pairs = 2 * self.num_outputs
-        grads, outputs, inputs = given[0:pairs:2], given[1:pairs:2], given[pairs:]
+        grads, outputs, inputs = self._parts(given)
         with without_autocast(given):
             result = self.backends[backend].backward(*grads, *outputs, *inputs)
         return tuple(_empty(given[0]) if t is None else t.contiguous() for t in result)
 
+    def _parts(self, given: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """The gradients of the outputs, the outputs, and what forward was given, of the arguments of backward."""
+        each, end = self.per_output, self.per_output * self.num_outputs
+        return list(given[0:end:each]), list(given[1:end:each]) if each > 1 else [], list(given[end:])
+
     def _fake_backward(self, *args: Any) -> tuple[Tensor, ...]:
-        pairs = 2 * self.num_outputs
-        tensors = args[pairs : pairs + self.num_tensors]
+        tensors = self._parts(args)[2][: self.num_tensors]
         return tuple(t.new_empty(t.shape) if _differentiable(t) else _empty(args[0]) for t in tensors)
 
     def _differentiate(self, ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         inputs, outputs = _kept(ctx)
-        pairs = [t for pair in zip(grads, outputs, strict=True) for t in pair]
+        pairs = (
+            grads if self.per_output == 1 else [t for pair in zip(grads, outputs, strict=True) for t in pair]
+        )
         plain = torch.is_grad_enabled() or torch.compiler.is_compiling() or traced()
         result = (self._backward if plain else self._run_backward)(*pairs, *inputs)
         tensors = inputs[: self.num_tensors]
@@ -102,9 +112,8 @@ class TorchOp:
         return (*kept, *[None] * (len(inputs) - self.num_tensors))
 
     def _differentiate_twice(self, ctx: Any, *seconds: Tensor) -> tuple[Tensor | None, ...]:
-        pairs = 2 * self.num_outputs
         given, _ = _kept(ctx)
-        grads, inputs = given[0:pairs:2], list(given[pairs:-1])
+        grads, _, (*inputs, _) = self._parts(given)
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad(), without_autocast(given):
             where = [i for i in range(self.num_tensors) if _differentiable(inputs[i])]
@@ -118,9 +127,9 @@ class TorchOp:
             second = _grad(first, wanted, [seconds[i] for i in where], create_graph=create_graph)
         result: list[Tensor | None] = [None] * len(given)
         for i, g in enumerate(second[: len(outs)]):
-            result[2 * i] = g
+            result[self.per_output * i] = g
         for i, g in zip(where, second[len(outs) :], strict=True):
-            result[pairs + i] = g
+            result[self.per_output * self.num_outputs + i] = g
         return tuple(result)
 
 
@@ -131,7 +140,7 @@ class _Eager(torch.autograd.Function):
     def forward(ctx: Any, op: TorchOp, *args: Any) -> Any:
         result = op._run_forward(*args)
         ctx.op = op
-        _keep_all(ctx, args, result)
+        op.keep(ctx, args, result)
         return result
 
     @staticmethod

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import seqzoo
 from seqzoo import LanguageModel, LowerBounds
-from seqzoo.layers import forget_gate
 from seqzoo_kernels import linear_scan
+from seqzoo_kernels.forget_gate import forget_gate
 
 T = 12
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 import seqzoo
 from seqzoo import states
-from seqzoo.layers import forget_gate
 from seqzoo.mixers.linear_attention import features as features_of
+from seqzoo_kernels.forget_gate import forget_gate
 
 D, T = 32, 11
 LOGITS = st.lists(st.floats(-1e4, 1e4), min_size=16, max_size=16)

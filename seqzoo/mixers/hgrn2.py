@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from seqzoo_kernels import gated_linear_attention
+from seqzoo_kernels.forget_gate import forget_gate
 
 from ..layers import (
     ShortConv,
@@ -14,7 +15,6 @@ from ..layers import (
     check_divides,
     check_lower_bound,
     float_norm,
-    forget_gate,
     largest_divisor,
     lower_bound_of,
     make_norm,
@@ -120,11 +120,11 @@ class HGRN2(TokenMixer):
         if self.conv is not None:
             mixed, conv = self.conv(torch.cat([q, z, v], -1), conv, pack, mode)
             q, z, v = mixed.chunk(3, -1)
-        log_f, key = forget_gate(z, lower_bound_of(shared, self.lower_bound))
         q = activate(q, self.query_act)
+        log_f, key = forget_gate(z, lower_bound_of(shared, self.lower_bound), dtype=q.dtype)
         o, s = gated_linear_attention(
             q.unflatten(-1, heads),
-            key.to(q.dtype).unflatten(-1, heads),
+            key.unflatten(-1, heads),
             activate(v, self.value_act).unflatten(-1, heads),
             log_f.unflatten(-1, heads),
             scale=self.scale,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from seqzoo_kernels import linear_scan
-from seqzoo_kernels.checks import check_count, state_dtype
+from seqzoo_kernels.checks import check_count
 
 from ..layers import (
     activate,
@@ -14,7 +14,7 @@ from ..layers import (
     check_choice,
     check_lower_bound,
     float_norm,
-    hgrn_decay,
+    hgrn_inputs,
     lower_bound_of,
     make_norm,
 )
@@ -103,12 +103,11 @@ class HGRU(TokenMixer):
         self, x: Tensor, state: HGRUState, *, pack: Pack, mode: str, shared: Shared
     ) -> tuple[Tensor, HGRUState]:
         bound = lower_bound_of(shared, self.lower_bound)
-        log_decay, input_weight = hgrn_decay(self.forget_proj(x), bound, forget=self.forget_gate)
-        c = activate(self.in_proj(x), "silu").unflatten(-1, (self.dim, 2))
-        c = c.to(state_dtype(c.dtype)) * input_weight[..., None]
+        c = self.in_proj(x).unflatten(-1, (self.dim, 2))
+        log_decay, u = hgrn_inputs(c, self.forget_proj(x), bound, forget=self.forget_gate)
         h, final = linear_scan(
             log_decay,
-            torch.view_as_complex(c),
+            torch.view_as_complex(u),
             phase=self.phase,
             initial_state=torch.view_as_complex(state.h),
             cu_seqlens=pack.cu_seqlens,

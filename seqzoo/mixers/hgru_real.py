@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from seqzoo_kernels import linear_scan
-from seqzoo_kernels.checks import state_dtype
 
 from ..layers import (
     ShortConv,
@@ -14,7 +13,7 @@ from ..layers import (
     check_choice,
     check_lower_bound,
     float_norm,
-    hgrn_decay,
+    hgrn_inputs,
     lower_bound_of,
     make_norm,
 )
@@ -120,10 +119,8 @@ class HGRUReal(TokenMixer):
             mixed, conv = self.conv(torch.cat([c, z], -1), conv, pack, mode)
             c, z = mixed.chunk(2, -1)
         bound = lower_bound_of(shared, self.lower_bound)
-        log_decay, input_weight = hgrn_decay(z, bound, forget=self.forget_gate)
         h, final = linear_scan(
-            log_decay,
-            activate(c, "silu").to(state_dtype(c.dtype)) * input_weight,
+            *hgrn_inputs(c, z, bound, forget=self.forget_gate),
             initial_state=state.h,
             cu_seqlens=pack.cu_seqlens,
             max_seqlen=pack.max_seqlen,

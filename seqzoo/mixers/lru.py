@@ -9,8 +9,9 @@ from torch.nn import functional as F
 
 from seqzoo_kernels import linear_scan
 from seqzoo_kernels.checks import state_dtype
+from seqzoo_kernels.forget_gate import forget_gate
 
-from ..layers import as_real, check_choice, forget_gate
+from ..layers import as_real, check_choice
 from ..mixer import ParamRule, Shared, TokenMixer
 from ..packing import Pack
 from ..registry import register_mixer
@@ -174,11 +175,10 @@ class LRUForget(LRU):
 
     def _decay_and_gain(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         rate = self.nu_log.to(dtype).exp()
-        logits = self.forget_proj(x).to(dtype)
+        logits = self.forget_proj(x)
         log_decay, open_part = forget_gate(logits, torch.exp(-rate), open_part=-torch.expm1(-rate))
         if self.gamma == "static":
             return log_decay, self.gamma_log.to(dtype).exp()
-        log_open = (-torch.expm1(-rate)).log() + F.logsigmoid(
-            -logits
-        )  # log(1 - m_t), finite where that underflows
+        # log(1 - m_t), finite where that underflows
+        log_open = (-torch.expm1(-rate)).log() + F.logsigmoid(-logits.to(dtype))
         return log_decay, torch.exp(0.5 * (log_open + torch.log(2 - open_part)))
