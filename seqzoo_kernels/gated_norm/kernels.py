@@ -56,12 +56,12 @@ def activation(g, ACT: tl.constexpr):
 
 
 @triton.jit
-def standard(u, eps, N: tl.constexpr, BLOCK: tl.constexpr, CENTRED: tl.constexpr):
-    """z and 1 / s."""
+def standard(u, inside, eps, N: tl.constexpr, BLOCK: tl.constexpr, CENTRED: tl.constexpr):
+    """z and 1 / s, which outside is 1: there an eps of 0 would make it infinite."""
     if CENTRED:
         mean = tl.sum(u, 1, keep_dims=True) / N
         u = tl.where(tl.arange(0, BLOCK)[None, :] < N, u - mean, 0.0)
-    scale = 1 / tl.sqrt(tl.sum(u * u, 1, keep_dims=True) / N + eps)
+    scale = 1 / tl.sqrt(tl.where(inside, tl.sum(u * u, 1, keep_dims=True) / N + eps, 1.0))
     return u * scale, scale
 
 
@@ -78,7 +78,7 @@ def forward_kernel(
         a, _ = activation(read(g_ptr, row * g_stride, inside, N, BLOCK, TURNS), ACT)
         if POST:
             x *= a
-    x, _ = standard(x, eps, N, BLOCK, CENTRED)
+    x, _ = standard(x, inside, eps, N, BLOCK, CENTRED)
     always = tl.full((1, 1), 1, tl.int1)
     if weight_ptr is not None:
         x *= read(weight_ptr, 0, always, N, BLOCK, TURNS)
@@ -114,7 +114,7 @@ def backward_kernel(
             a, slope = activation(read(g_ptr, row * g_stride, inside, N, BLOCK, TURNS), ACT)
             if POST:
                 u = h * a
-        z, scale = standard(u, eps, N, BLOCK, CENTRED)
+        z, scale = standard(u, inside, eps, N, BLOCK, CENTRED)
         if g_ptr is not None and not POST:
             n = z
             if weight_ptr is not None:
@@ -126,7 +126,7 @@ def backward_kernel(
         if bias_ptr is not None:
             d_bias += d
         if weight_ptr is not None:
-            d_weight += tl.where(inside, d * z, 0.0)  # with an eps of 0, z is NaN outside
+            d_weight += d * z
             d *= weight
         inner = d - z * (tl.sum(d * z, 1, keep_dims=True) / N)
         if CENTRED:
