@@ -67,11 +67,15 @@ def share(shape: tuple[int, ...], kind: torch.dtype, dtype: torch.dtype, **optio
     near = results(tensors, cotangent, "reference", dtype=dtype, **options)
     wide = [None if t is None else precision.to_float64(t) for t in tensors]
     exact = results(wide, cotangent, "reference", dtype=torch.float64, **options)
-    spread = [t if t is None or i < 2 else t.expand(exact[0].shape) for i, t in enumerate(wide)]
-    leaves = [t if t is None or i < 2 else t.clone().requires_grad_() for i, t in enumerate(spread)]
     names = [options[key] for key in ("norm", "eps", "act", "position")]
-    (y,) = reference.forward(*leaves, *names, torch.float64)  # type: ignore[arg-type]
-    terms = torch.autograd.grad(y, [t for t in leaves[2:] if t is not None], cotangent.double())
+    (bare,) = reference.forward(*wide[:2], None, None, *names, torch.float64)  # type: ignore[arg-type]
+    outer = options["position"] == "pre_gate"
+    a = reference.ACTIVATIONS[options["act"]](wide[1]) if outer else torch.ones_like(bare)  # type: ignore[arg-type]
+    terms = [
+        cotangent.double() * t
+        for t, parameter in zip((bare, a), wide[2:], strict=True)
+        if parameter is not None
+    ]
     scales = [None] * (len(exact) - len(terms)) + [t.abs().flatten(0, -2).sum(0).max().item() for t in terms]
     worst = 0.0
     for value, right, plain, scale in zip(ours, exact, near, scales, strict=True):

@@ -88,15 +88,14 @@ def judge(case, backend):
 
 
 def _terms(case, h, gate, weight, bias, shape):
-    """What each row adds to the gradients of weight and bias."""
-    leaves = [t.expand(shape).clone().requires_grad_() for t in (weight, bias) if t is not None]
-    if not leaves:
-        return []
-    given = iter(leaves)
-    spread = [None if t is None else next(given) for t in (weight, bias)]
-    (y,) = reference.forward(h, gate, *spread, case.norm, case.eps, case.act, case.position, torch.float64)
-    grad = torch.linspace(-1, 2, y.numel(), dtype=y.dtype).view(y.shape)
-    return torch.autograd.grad(y, leaves, grad)
+    """What each row adds to the gradients of weight and bias: its norm and 1, times the gate behind it and the cotangent."""
+    (bare,) = reference.forward(
+        h, gate, None, None, case.norm, case.eps, case.act, case.position, torch.float64
+    )
+    outer = gate is not None and case.position == "pre_gate"
+    a = reference.ACTIVATIONS[case.act](gate) if outer else torch.ones(shape, dtype=torch.float64)
+    grad = torch.linspace(-1, 2, bare.numel(), dtype=bare.dtype).view(shape)
+    return [grad * term for term, t in ((bare, weight), (a, bias)) if t is not None]
 
 
 @st.composite

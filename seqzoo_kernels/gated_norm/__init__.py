@@ -62,8 +62,8 @@ def gated_norm(
         TypeError: a dtype is not as above.
     """
     check(h, gate, weight, bias, norm, act, position)
-    real = h.dtype.to_real()
-    eps = torch.finfo(checks.state_dtype(real)).eps if eps is None else eps
+    real = h.real.dtype if h.is_complex() else h.dtype
+    eps = torch.finfo(checks.state_dtype(h.dtype)).eps if eps is None else eps
     name = dispatch.pick("gated_norm", backend, BACKENDS, {"triton": _no_triton(h)})
     args = (h, gate, weight, bias, norm, eps, act, position, real if dtype is None else dtype)
     if name != "triton":  # differentiated by torch
