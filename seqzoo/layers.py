@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from seqzoo_kernels import causal_conv1d
 from seqzoo_kernels.checks import state_dtype
 from seqzoo_kernels.forget_gate import forget_gate
+from seqzoo_kernels.gated_norm import gated_norm
 
 from .mixer import Shared
 from .packing import Pack
@@ -71,7 +72,7 @@ def hgrn_inputs(
     return log_decay, F.silu(c).to(z.dtype) * (weight if c.dim() == z.dim() else weight[..., None])
 
 
-def make_norm(kind: str, width: int, eps: float) -> nn.Module:
+def make_norm(kind: str, width: int, eps: float) -> nn.LayerNorm | nn.RMSNorm:
     """RMS norm with a learnt scale ("rms") or without ("simple_rms"), or layer norm ("layer")."""
     if kind == "layer":
         return nn.LayerNorm(width, eps=eps)
@@ -82,6 +83,21 @@ def float_norm(norm: nn.Module, x: Tensor) -> Tensor:
     """`norm` of a float32 x whose own parameters may be of lower precision: computed in the parameters' dtype."""
     weight = getattr(norm, "weight", None)
     return norm(x if weight is None else x.to(weight.dtype))
+
+
+def norm_and_gate(
+    norm: nn.LayerNorm | nn.RMSNorm,
+    h: Tensor,
+    gate: Tensor | None = None,
+    act: str | None = None,
+    position: str = "pre_gate",
+    *,
+    dtype: torch.dtype,
+) -> Tensor:
+    """norm(h) * act(gate), or norm(h * act(gate)) for "post_gate", in `dtype`: `gated_norm` by a norm of `make_norm`."""
+    kind = "layer" if isinstance(norm, nn.LayerNorm) else "rms"
+    weight, bias = norm.weight, getattr(norm, "bias", None)
+    return gated_norm(h, gate, weight, bias, norm=kind, eps=norm.eps, act=act, position=position, dtype=dtype)
 
 
 def as_real(z: Tensor) -> Tensor:

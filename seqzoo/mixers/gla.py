@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from seqzoo_kernels.checks import state_dtype
 
-from ..layers import ShortConv, check_choice, check_divides, float_norm, largest_divisor, make_norm
+from ..layers import ShortConv, check_choice, check_divides, largest_divisor, make_norm, norm_and_gate
 from ..mixer import Shared, TokenMixer
 from ..packing import Pack
 from ..registry import register_mixer
@@ -143,8 +143,9 @@ class GLA(TokenMixer):
         log_decay = self._log_decay(x).unflatten(-1, (self.num_kv_heads, self.head_k))
         eps = self.normalizer_eps if self.normalize else None
         o, s, z = attend(q, k, v, log_decay, state.s, state.z, eps, pack, mode, self.chunk_size)
-        y = float_norm(self.norm, o).flatten(-2) * F.silu(self.gate_proj(x))
-        return self.out_proj(y.to(x.dtype)), GLAState(s, z, conv)
+        gate = self.gate_proj(x).unflatten(-1, (self.num_heads, self.head_v))
+        y = norm_and_gate(self.norm, o, gate, "silu", dtype=x.dtype)
+        return self.out_proj(y.flatten(-2)), GLAState(s, z, conv)
 
     def _log_decay(self, x: Tensor) -> Tensor:
         logits = self.decay_proj(x)

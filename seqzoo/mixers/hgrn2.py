@@ -14,10 +14,10 @@ from ..layers import (
     check_choice,
     check_divides,
     check_lower_bound,
-    float_norm,
     largest_divisor,
     lower_bound_of,
     make_norm,
+    norm_and_gate,
 )
 from ..mixer import Shared, TokenMixer
 from ..packing import Pack
@@ -134,4 +134,4 @@ class HGRN2(TokenMixer):
             mode=mode,
             chunk_size=self.chunk_size,
         )
-        return self.out_proj(float_norm(self.norm, o.flatten(-2)).to(x.dtype)), HGRN2State(s, conv)
+        return self.out_proj(norm_and_gate(self.norm, o.flatten(-2), dtype=x.dtype)), HGRN2State(s, conv)

@@ -9,14 +9,13 @@ from seqzoo_kernels import linear_scan
 from seqzoo_kernels.checks import check_count
 
 from ..layers import (
-    activate,
     as_real,
     check_choice,
     check_lower_bound,
-    float_norm,
     hgrn_inputs,
     lower_bound_of,
     make_norm,
+    norm_and_gate,
 )
 from ..mixer import Shared, TokenMixer
 from ..packing import Pack
@@ -115,13 +114,9 @@ class HGRU(TokenMixer):
             mode=mode,
             chunk_size=self.chunk_size,
         )
-        gate = activate(self.gate_proj(x), self.gate_act)
-        features = torch.cat([h.real, h.imag], -1)
-        if self.norm_position == "pre_gate":
-            y = float_norm(self.norm, features) * gate
-        else:
-            y = float_norm(self.norm, features * gate)
-        return self.out_proj(y.to(x.dtype)), HGRUState(as_real(final))
+        gate = self.gate_proj(x)
+        y = norm_and_gate(self.norm, h, gate, self.gate_act, self.norm_position, dtype=x.dtype)
+        return self.out_proj(y), HGRUState(as_real(final))
 
 
 def _projection(width: int, rank: int | None, out: int, bias: bool) -> nn.Module:

@@ -9,13 +9,12 @@ from seqzoo_kernels import linear_scan
 
 from ..layers import (
     ShortConv,
-    activate,
     check_choice,
     check_lower_bound,
-    float_norm,
     hgrn_inputs,
     lower_bound_of,
     make_norm,
+    norm_and_gate,
 )
 from ..mixer import Shared, TokenMixer
 from ..packing import Pack
@@ -127,10 +126,6 @@ class HGRUReal(TokenMixer):
             mode=mode,
             chunk_size=self.chunk_size,
         )
-        gate = activate(self.gate_proj(x), self.gate_act)
-        y = (
-            float_norm(self.norm, h) * gate
-            if self.norm_position == "pre_gate"
-            else float_norm(self.norm, h * gate)
-        )
-        return self.out_proj(y.to(x.dtype)), HGRURealState(final, conv)
+        gate = self.gate_proj(x)
+        y = norm_and_gate(self.norm, h, gate, self.gate_act, self.norm_position, dtype=x.dtype)
+        return self.out_proj(y), HGRURealState(final, conv)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from seqzoo_kernels import gated_linear_attention
 
-from ..layers import check_choice, check_divides, float_norm, make_norm
+from ..layers import check_choice, check_divides, make_norm, norm_and_gate
 from ..mixer import Shared, TokenMixer
 from ..packing import Pack
 from ..registry import register_mixer
@@ -115,7 +115,7 @@ class LinearAttention(TokenMixer):
         eps = self.normalizer_eps if self.normalize else None
         o, s, z = attend(q, k, v, None, state.s, state.z, eps, pack, mode, self.chunk_size)
         if self.norm is not None:
-            o = float_norm(self.norm, o)
+            o = norm_and_gate(self.norm, o, dtype=x.dtype)
         return self.out_proj(o.flatten(-2).to(x.dtype)), LinearAttentionState(s, z)
 
 
