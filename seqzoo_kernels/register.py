@@ -9,6 +9,7 @@ and the reference gives second derivatives: the backward's own backward differen
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -182,9 +183,10 @@ def _grad(
     return torch.autograd.grad(chosen, variables, chosen_grads, create_graph=create_graph, allow_unused=True)
 
 
-def without_autocast(values: Sequence[Any]) -> torch.autocast:
+def without_autocast(values: Sequence[Any]) -> AbstractContextManager[Any]:
     device = next(v.device.type for v in values if isinstance(v, Tensor))
-    return torch.autocast(device if device != "meta" else "cpu", enabled=False)
+    device = device if device != "meta" else "cpu"
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def _keep_all(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

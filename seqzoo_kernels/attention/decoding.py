@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..hopper import padded
+from ..sizes import cdiv, next_power_of_2
 from .kernels import LOG2E, load_rows
 
 Optional = Tensor | None
@@ -146,9 +147,9 @@ def forward(
     """Writes `out` [B, 1, H, V] and `lse` [B, H, 1]."""
     batch, _, heads, K = q.shape
     slots, groups, V = k.shape[1], k.shape[2], v.shape[3]
-    tiles = triton.cdiv(slots, SLOTS)
-    parts = max(1, min(tiles, MOST_PARTS, triton.cdiv(PROGRAMS, batch * groups)))
-    each = triton.cdiv(tiles, parts) * SLOTS
+    tiles = cdiv(slots, SLOTS)
+    parts = max(1, min(tiles, MOST_PARTS, cdiv(PROGRAMS, batch * groups)))
+    each = cdiv(tiles, parts) * SLOTS
     acc = torch.empty(batch, heads, parts, V, dtype=torch.float32, device=q.device)
     m, total = torch.empty(2, batch, heads, parts, dtype=torch.float32, device=q.device).unbind(0)
     part_kernel[(parts * batch * groups,)](
@@ -176,7 +177,7 @@ def forward(
         R=heads // groups,
         K=K,
         V=V,
-        BR=max(16, triton.next_power_of_2(heads // groups)),
+        BR=max(16, next_power_of_2(heads // groups)),
         BK=padded(K),
         BV=padded(V),
         BI=SLOTS,
@@ -195,7 +196,7 @@ def forward(
         lse,
         parts,
         V=V,
-        BV=triton.next_power_of_2(V),
-        BP=triton.next_power_of_2(parts),
+        BV=next_power_of_2(V),
+        BP=next_power_of_2(parts),
         num_warps=4,
     )

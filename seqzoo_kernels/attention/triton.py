@@ -4,11 +4,11 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 from torch.nn import functional as F
 
 from ..hopper import padded
+from ..sizes import cdiv
 from . import decoding
 from .gradients import product_kernel, query_kernel
 from .kernels import LOG2E, decay_kernel, forward_kernel
@@ -98,7 +98,7 @@ def backward(
     has_sums = log_decay is not None or bias is not None
     columns = torch.empty(batch, heads, slots, **float32) if has_sums else delta
     call = _Call(q, k, v, log_decay, bias, query_position, key_position, scale, window, prune, lse)
-    blocks = triton.cdiv(length, PRODUCT_ROWS)
+    blocks = cdiv(length, PRODUCT_ROWS)
     product_kernel[(blocks * batch * heads,)](
         out,
         do,
@@ -167,8 +167,8 @@ class _Call:
     ) -> None:
         """`of_cache`: the keys are the slots of the cache; `strides` come behind those of q, k and v."""
         tile = tiling(self.q, self.v, name)
-        new_blocks = triton.cdiv(self.length, tile.BO)
-        blocks = triton.cdiv(self.older, tile.BO) if of_cache else new_blocks
+        new_blocks = cdiv(self.length, tile.BO)
+        blocks = cdiv(self.older, tile.BO) if of_cache else new_blocks
         keys = name == "key"
         if name not in self.decays:
             self.decays[name] = self._decay(tile, new_blocks, keys)

@@ -3,10 +3,10 @@
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..sizes import cdiv, next_power_of_2
 from .kernels import backward_kernel, forward_kernel
 from .reference import Optional
 
@@ -35,7 +35,7 @@ def forward(
     z = _rows(logits, width)
     value = z if x is None else _values(x, width, pairs)
     gamma, o = _bounds(lower_bound, open_part, z)
-    programs = triton.cdiv(len(z), flags["ROWS"]) * triton.cdiv(width, flags["BD"])
+    programs = cdiv(len(z), flags["ROWS"]) * cdiv(width, flags["BD"])
     forward_kernel[(programs,)](
         z, gamma, o, value, log_f, u.view(WORDS[u.element_size()]) if pairs else u, floor, 1 - floor, len(z),
         z.stride(0), value.stride(0), width, **flags,
@@ -64,9 +64,9 @@ def backward(
     value = z if x is None else _values(x, width, pairs)
     d_u = _values(grad_u, width, pairs)
     gamma, o = _bounds(lower_bound, open_part, z)
-    tiles, columns = triton.cdiv(len(z), flags["ROWS"]), triton.cdiv(width, flags["BD"])
-    span = triton.cdiv(tiles, max(PROGRAMS // columns, 1))
-    programs = triton.cdiv(tiles, span)
+    tiles, columns = cdiv(len(z), flags["ROWS"]), cdiv(width, flags["BD"])
+    span = cdiv(tiles, max(PROGRAMS // columns, 1))
+    programs = cdiv(tiles, span)
     sums = d_z if lower_bound is None else torch.empty(programs, width, device=z.device)
     written = d_z if d_x is None else d_x.view(WORDS[d_x.element_size()]) if pairs else d_x
     backward_kernel[(programs * columns,)](
@@ -91,7 +91,7 @@ def _flags(
     dtype: torch.dtype,
 ) -> dict[str, Any]:
     """What a kernel is compiled for."""
-    width = min(WIDTH, triton.next_power_of_2(logits.shape[-1]))
+    width = min(WIDTH, next_power_of_2(logits.shape[-1]))
     return {
         "BOUND": "tensor" if lower_bound is not None else "number" if floor else None,
         "OPEN": open_part is not None,

@@ -4,11 +4,11 @@ import dataclasses
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..hopper import SAFE_WIDTH
+from ..sizes import cdiv, next_power_of_2
 from .chunks import Table
 from .gradients import d_keys_kernel, d_states_kernel, d_values_kernel
 from .kernels import outputs_kernel, recurrent_kernel, states_kernel
@@ -103,7 +103,7 @@ def backward(
     dq, dk = call.new(q, q.shape[:3], call.K), call.new(k, k.shape[:3], call.K)
     dg = call.g
     if log_decay is not None:
-        parts = triton.cdiv(call.K, _tile(call, "d_keys")[0])
+        parts = cdiv(call.K, _tile(call, "d_keys")[0])
         shape = k.shape if log_decay.dim() == 4 else (parts, *k.shape[:3])
         dtype = log_decay.dtype if log_decay.dim() == 4 else torch.float32
         dg = (torch.empty if cu_seqlens is None else torch.zeros)(shape, dtype=dtype, device=q.device)
@@ -147,13 +147,13 @@ class Call:
     ) -> "Call":
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         batch, length = q.shape[:2]
-        size = min(max(16, triton.next_power_of_2(chunk_size or CHUNK)), CHUNK)
-        size = min(size, max(16, triton.next_power_of_2(length)))
+        size = min(max(16, next_power_of_2(chunk_size or CHUNK)), CHUNK)
+        size = min(size, max(16, next_power_of_2(length)))
         g, gate = q, NONE.value
         if log_decay is not None:
             g, gate = log_decay.contiguous(), KINDS[log_decay.dim()]
         if cu_seqlens is None:
-            return cls(q, k, v, g, gate, size, batch * triton.cdiv(length, size), batch, q, q, None)
+            return cls(q, k, v, g, gate, size, batch * cdiv(length, size), batch, q, q, None)
         pack = Table.of(cu_seqlens, length, size)
         chunks = torch.stack([pack.first, pack.tokens])
         return cls(
@@ -188,12 +188,12 @@ class Call:
 
 def _tile(call: Call, name: str) -> tuple[int, int, int, int]:
     BK, BV, warps, stages = TILES[call.q.element_size()][name]
-    fit = lambda block, size: min(block, max(16, triton.next_power_of_2(size)))  # noqa: E731
+    fit = lambda block, size: min(block, max(16, next_power_of_2(size)))  # noqa: E731
     BK, BV = fit(BK, call.K), fit(BV, call.V)
     # Few rows take narrower parts of a state, for these kernels go through all tokens one by one.
     if name in ("states", "d_states"):
-        rows = (1 if call.cu is not None else call.rows) * call.groups * triton.cdiv(call.K, BK)
-        while rows * triton.cdiv(call.V, BV) < PROGRAMS and BV > SAFE_WIDTH:
+        rows = (1 if call.cu is not None else call.rows) * call.groups * cdiv(call.K, BK)
+        while rows * cdiv(call.V, BV) < PROGRAMS and BV > SAFE_WIDTH:
             BV //= 2
     return BK, BV, 2 if min(BK, BV) < SAFE_WIDTH else warps, stages
 
@@ -211,9 +211,9 @@ def _launch(
     state where that is None."""
     BK, BV, warps, stages = _tile(call, name)
     if split is None:
-        grid = (call.rows * heads, triton.cdiv(call.K, BK) * triton.cdiv(call.V, BV))
+        grid = (call.rows * heads, cdiv(call.K, BK) * cdiv(call.V, BV))
     else:
-        grid = (call.count * heads, triton.cdiv(split, BK if name == "d_keys" else BV))
+        grid = (call.count * heads, cdiv(split, BK if name == "d_keys" else BV))
     if not grid[0] * grid[1]:
         return
     half, single = call.q.dtype == torch.bfloat16, call.q.dtype == torch.float32
@@ -232,7 +232,7 @@ def _launch(
         "OPERAND": tl.bfloat16 if half else tl.float32,
         "PRECISION": _precision() if single else "tf32",
         "EXACT": single,
-        "MIXED": triton.next_power_of_2(call.K) if two_ways else 0,
+        "MIXED": next_power_of_2(call.K) if two_ways else 0,
         "T": call.q.shape[1],
         "chunks": call.count,
         **numbers,
@@ -263,9 +263,9 @@ def _states(call: Call, state: Optional, final: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _recurrent(call: Call, state: Optional, scale: float, out: Tensor, final: Tensor) -> None:
-    BK = triton.next_power_of_2(call.K)
-    BV = min(triton.next_power_of_2(call.V), max(1, STATE // BK), 64)
-    grid = (call.rows * call.groups, triton.cdiv(call.V, BV))
+    BK = next_power_of_2(call.K)
+    BV = min(next_power_of_2(call.V), max(1, STATE // BK), 64)
+    grid = (call.rows * call.groups, cdiv(call.V, BV))
     if not grid[0] * grid[1]:
         return
     recurrent_kernel[grid](

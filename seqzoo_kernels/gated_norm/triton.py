@@ -1,9 +1,9 @@
 """gated_norm on a GPU: rows and launches; the kernels are in kernels.py."""
 
 import torch
-import triton
 from torch import Tensor
 
+from ..sizes import cdiv, next_power_of_2
 from .kernels import backward_kernel, forward_kernel
 from .reference import real_shape
 
@@ -36,7 +36,7 @@ def forward(
     turns, x = h.is_complex(), _rows(h, width)
     g = None if gate is None else _rows(gate, width)
     tile, warps = _tile(width, "forward")
-    forward_kernel[(triton.cdiv(len(x), tile["ROWS"]),)](
+    forward_kernel[(cdiv(len(x), tile["ROWS"]),)](
         x, g, _dense(weight), _dense(bias), y, len(x), x.stride(0), 0 if g is None else g.stride(0), eps,
         N=width, CENTRED=norm == "layer", ACT=act, POST=position == "post_gate", TURNS=turns, **tile, num_warps=warps,
     )  # fmt: skip
@@ -66,7 +66,7 @@ def backward(
     turns, dy, x = h.is_complex(), _rows(grad, width), _rows(h, width)
     g = None if gate is None else _rows(gate, width)
     tile, warps = _tile(width, "backward")
-    programs = triton.cdiv(len(x), tile["ROWS"])
+    programs = cdiv(len(x), tile["ROWS"])
     programs = min(programs, PROGRAMS) if parameters else programs
     sums = torch.empty(len(parameters), programs, width, dtype=torch.float32, device=h.device)
     parts = iter(sums)
@@ -83,7 +83,7 @@ def backward(
 
 def _tile(width: int, kernel: str) -> tuple[dict[str, int], int]:
     """ROWS and BLOCK of a program, and its warps."""
-    block = max(NARROWEST, triton.next_power_of_2(width))
+    block = max(NARROWEST, next_power_of_2(width))
     tile = {"ROWS": max(1, TILE // block), "BLOCK": block}
     least, most = WARPS
     return tile, min(most, max(least, max(TILE, block) // (32 * EACH[kernel])))

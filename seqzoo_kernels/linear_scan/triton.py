@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from ..packs import locate
+from ..sizes import cdiv
 from . import kernels, rotating
 
 Optional = Tensor | None
@@ -97,7 +97,7 @@ def _gradient_of(value: Tensor, x: Tensor, mode: str, turning: bool) -> Tensor:
     if value.dim() == 3:
         return torch.empty(x.shape, dtype=value.dtype, device=x.device)
     S, L, _, _ = _tiling(x, mode, True, turning)
-    shape = (triton.cdiv(x.shape[1], S * L), x.shape[0], x.shape[2])
+    shape = (cdiv(x.shape[1], S * L), x.shape[0], x.shape[2])
     return torch.empty(shape, dtype=torch.float32, device=x.device)
 
 
@@ -122,11 +122,13 @@ def _launch(
     turning = "STEADY" in flags
     backward = kernel in (kernels.backward_kernel, rotating.backward_kernel)
     S, L, BD, group = _tiling(x, mode, backward, turning)
-    tiles = triton.cdiv(length, S * L)
-    columns = batch * triton.cdiv(width, BD)
-    # -1 is a word that is not yet written
-    count = tiles * columns * BD * (2 if turning else 1) if tiles > 1 else 1
-    words = torch.full((count,), -1, dtype=torch.int64, device=x.device)
+    tiles = cdiv(length, S * L)
+    columns = batch * cdiv(width, BD)
+    if tiles > 1:  # -1 is a word that is not yet written
+        count = tiles * columns * BD * (2 if turning else 1)
+        words = torch.full((count,), -1, dtype=torch.int64, device=x.device)
+    else:  # not looked at
+        words = torch.empty(1, dtype=torch.int64, device=x.device)
     rows, steps = zip(*[t.stride()[:2] if t.dim() == 3 else (0, 0) for t in strided], strict=True)
     aligned = math.gcd(16, *rows, *steps)
     if not turning:

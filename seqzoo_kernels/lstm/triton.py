@@ -3,9 +3,9 @@
 from functools import partial
 from typing import Any
 
-import triton
 from torch import Tensor
 
+from ..sizes import cdiv
 from . import eager
 from .cells import Cell
 from .kernels import backward_kernel, forward_kernel
@@ -44,7 +44,7 @@ def _walk_back(
 def _launcher(kernel: Any, cell: Cell, c: Tensor, peephole: Tensor | None) -> Any:
     i, f, z, o = (-1 if (place := cell.place(name)) is None else place for name in "ifzo")
     return partial(
-        kernel[(triton.cdiv(c[0].numel(), BLOCK),)],
+        kernel[(cdiv(c[0].numel(), BLOCK),)],
         n=c.shape[-1], I=i, F=f, Z=z, O=o, G=cell.blocks, COUPLED=cell.coupled, INPUT_TANH=cell.input_tanh,
         OUTPUT_TANH=cell.output_tanh, PEEPHOLES=peephole is not None, BLOCK=BLOCK,
     )  # fmt: skip
