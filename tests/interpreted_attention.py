@@ -7,8 +7,9 @@ from test_attention_op import TestAttention as Attention
 from test_attention_op import qkv
 
 from seqzoo_kernels import AttentionState, DecayAttentionState, attention, precision
-from seqzoo_kernels.attention import decoding
+from seqzoo_kernels.attention import appending, decoding
 from seqzoo_kernels.attention import triton as backend
+from seqzoo_kernels.attention.cache import append_, has_room, slot_positions
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -147,6 +148,44 @@ def test_decoding(decay, G, window):
         ours, reference = step(dtype, "triton", donate=donate), step(dtype, "reference")
         precision.check_close(ours, exact, reference, dtype=dtype, name="out")
     assert torch.equal(step(torch.float16, "auto", donate=True), ours)
+
+
+@pytest.mark.parametrize("tile", [8, 64])
+@pytest.mark.parametrize("window", [0, 20, 50])
+@pytest.mark.parametrize("decay", [False, True])
+def test_a_token_is_appended_as_torch_does(decay, window, tile, monkeypatch):
+    """Bit for bit, rows of different lengths, into the same memory, which may be a larger cache's; also where one is full."""
+    monkeypatch.setattr(appending, "SLOTS", tile)
+    monkeypatch.setattr(appending, "BLOCK", 16)
+    slots = 40 if window == 50 else window or 40
+    lengths = torch.tensor([0, 9, slots - 1, 5 * slots if window == slots else slots])
+    store = [torch.randn(4, slots + 3, 2, size)[:, 2:-1] for size in (20, 12)]
+    k, v = (torch.randn(4, 2, 1, size).transpose(1, 2).half() for size in (20, 12))
+    g = gates((4, 1, 6), "mild", torch.Generator().manual_seed(0)) if decay else None
+    biases = -torch.rand(4, slots, 6)
+    biases[0, 3] = -torch.inf
+
+    def state():
+        plain = AttentionState(
+            *[x.clone(memory_format=torch.preserve_format) for x in store], lengths.clone()
+        )
+        return DecayAttentionState(*plain, biases.clone()) if decay else plain
+
+    for rows in (slice(0, 3), slice(0, 4), slice(0, 0)):
+        ours, theirs = (type(s)(*[x[rows] for x in s]) for s in (state(), state()))
+        step = [k[rows], v[rows], None if g is None else g[rows], window]
+        room = has_room(theirs, window)
+        before = theirs.length.clone()
+        if room:
+            append_(theirs, *step)
+        assert appending.serves(ours)
+        position, cached, found = appending.append_(ours, *step, slots)
+        assert found.item() == room.item()
+        if room:
+            assert torch.equal(position, before[:, None])
+            assert torch.equal(cached, slot_positions(theirs.length, slots, window))
+            for name, mine, torchs in zip(ours._fields, ours, theirs, strict=True):
+                assert torch.equal(mine, torchs), name
 
 
 @pytest.mark.parametrize(

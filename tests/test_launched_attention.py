@@ -4,7 +4,8 @@ import hopper
 import pytest
 import torch
 
-from seqzoo_kernels import attention
+from seqzoo_kernels import AttentionState, DecayAttentionState, attention
+from seqzoo_kernels.attention import appending
 from seqzoo_kernels.attention import triton as backend
 
 PASSES = {"forward_kernel", "query_kernel", "key_kernel"}
@@ -54,6 +55,19 @@ def test_a_step(tmp_path, monkeypatch):
     for built in found:
         assert built.asm["cubin"]
         assert built.metadata.shared <= hopper.SHARED_MEMORY
+
+
+@pytest.mark.parametrize("window", [0, 300])
+def test_a_token_appended(window, tmp_path, monkeypatch):
+    state = AttentionState(*[torch.zeros(2, 300, 2, 128, dtype=torch.bfloat16)] * 2, torch.zeros(2).long())
+    if not window:
+        state = DecayAttentionState(*state, torch.zeros(2, 300, 8))
+    k = torch.zeros(2, 1, 2, 128, dtype=torch.bfloat16)
+    gates = None if window else torch.zeros(2, 1, 8)
+    with hopper.launches(monkeypatch, tmp_path) as found:
+        appending.append_(state, k, k, gates, window, 300)
+    assert [built.metadata.name for built in found] == ["append_kernel"]
+    assert found[0].asm["cubin"]
 
 
 def test_a_gpu_is_needed():

@@ -7,14 +7,17 @@ from torch import Tensor
 
 from .. import checks, dispatch
 from ..packs import locate, longest_sequence, repack, unpack
-from ..register import TorchOp
+from ..register import TorchOp, traced
 from . import eager, reference, sdpa, xformers
 from .cache import (
+    FULL,
     AttentionState,
     DecayAttentionState,
     State,
     append_,
+    check_room,
     extend,
+    has_room,
     reserve,
     slot_positions,
     tokens_held,
@@ -27,6 +30,7 @@ BACKENDS = {
     "reference": reference,
     "xformers": xformers,  # by name alone: "auto" ends with the reference, which serves all
 }
+fused = dispatch.Later(f"{__name__}.appending")
 DEFAULT_CHUNK_SIZE = 128
 WIDEST_HEAD = 256  # of the Triton kernels
 __all__ = ["AttentionState", "DecayAttentionState", "State", "attention", "reserve"]
@@ -121,7 +125,8 @@ def attention(
     # a traced graph serves any T, so it can't depend on whether this one is longer than the window
     narrow = window and (torch.compiler.is_compiling() or window < q.shape[1])
     whole = cu_seqlens is None and not slots and not narrow
-    name = _pick(backend, q, keys, values, log_decay, bias, window, mode, whole)
+    learning = _learns(q, keys, values, log_decay, bias)
+    name = _pick(backend, q, v, log_decay, window, mode, slots > 0, whole, learning)
     if name == "xformers":
         out = xformers.forward(*packed, scale, window or 0, cu_seqlens)
     elif name == "sdpa" and whole:
@@ -145,14 +150,15 @@ def attention(
     return out, extend(state, k, v, added, log_decay, window or 0, full=full)
 
 
-def _pick(backend, q, k, v, log_decay, bias, window, mode, whole) -> str:  # type: ignore[no-untyped-def]
-    learning = torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (q, k, v, log_decay, bias)
-    )
+def _learns(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def _pick(backend, q, v, log_decay, window, mode, cached, whole, learning) -> str:  # type: ignore[no-untyped-def]
     refusals = {
         "sdpa": sdpa.refusal(q, log_decay, mode, whole, learning),
         "triton": _no_triton(q, v, window, mode, learning),
-        "xformers": xformers.refusal(q, k, log_decay, window, mode, learning),
+        "xformers": xformers.refusal(q, log_decay, window, mode, cached, learning),
     }
     backends: dict[str, Any] = BACKENDS
     if q.shape[1] == 1 and refusals["triton"] is None:
@@ -184,19 +190,29 @@ def _decode(q, k, v, log_decay, scale, window, state, cu_seqlens, backend):  # t
     if q.shape[1] != 1 or cu_seqlens is not None or state is None:
         raise ValueError("attention: donate=True takes one token (T = 1), a state and no pack.")
     held = tokens_held(state.length)
-    position = state.length.clone()[:, None]
-    state = append_(state, k, v, log_decay, window, held)
     slots = state.k.shape[1]
     fewest = most = slots
     if held is not None:  # the slots behind hold nothing
+        check_room(state, window, held)
         fewest, most = (min(count + 1, slots) for count in held)
+    bias = state.bias if isinstance(state, DecayAttentionState) else None
+    learning = _learns(q, k, v, log_decay, state.k, state.v, bias)
+    name = _pick(backend, q, v, None, window, "auto", True, False, learning)
+    if name == "triton" and not (torch.compiler.is_compiling() or traced()) and fused.serves(state):
+        position, cached, room = fused.append_(state, k, v, log_decay, window, most)
+        if held is None:
+            torch._assert_async(room, FULL)
+    else:
+        if held is None:
+            torch._assert_async(has_room(state, window), FULL)
+        position = state.length.clone()[:, None]
+        append_(state, k, v, log_decay, window)
+        cached = slot_positions(state.length, most, window)
     keys, values = state.k[:, :most].to(q.dtype), state.v[:, :most].to(v.dtype)
-    bias = state.bias[:, :most] if isinstance(state, DecayAttentionState) else None
-    name = _pick(backend, q, keys, values, None, bias, window, "auto", False)
     if name == "sdpa" and held is not None and fewest == most and bias is None:
         return sdpa.attend(q, keys, values, scale), state  # each key is seen
-    cached = slot_positions(state.length, most, window)
-    return _run(name, (q, keys, values, None, bias, position, cached, scale, window), 1, 0.0), state
+    args = (q, keys, values, None, None if bias is None else bias[:, :most], position, cached, scale, window)
+    return _run(name, args, 1, 0.0), state
 
 
 def empty_state(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> State:

@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 from ..packs import take
 
+FULL = "attention: the cache is full"
+
 
 class AttentionState(NamedTuple):
     """k [B, S, G, K], v [B, S, G, V], length [B]: tokens ever seen."""
@@ -126,19 +128,12 @@ def tokens_held(length: Tensor) -> tuple[int, int] | None:
     return int(fewest), int(most)
 
 
-def append_(
-    state: State, k: Tensor, v: Tensor, log_decay: Tensor | None, window: int, held: tuple[int, int] | None
-) -> State:
-    """`extend` by one token for each row, written into `state`'s own memory. A full cache is an error.
-
-    `held` is what `tokens_held` says of it.
-    """
+def append_(state: State, k: Tensor, v: Tensor, log_decay: Tensor | None, window: int) -> None:
+    """`extend` by one token for each row, written into `state`'s own memory, which has room for it."""
     slots = state.k.shape[1]
     slot = state.length
     if window and slots >= window:
         slot = slot % window
-    else:
-        check_room(slot, slots, held)
     rows = torch.arange(k.shape[0], device=k.device)
     if isinstance(state, DecayAttentionState):
         assert log_decay is not None
@@ -149,15 +144,21 @@ def append_(
     state.k[rows, slot] = k[:, 0].to(state.k.dtype)
     state.v[rows, slot] = v[:, 0].to(state.v.dtype)
     state.length.add_(1)
-    return state
 
 
-def check_room(slot: Tensor, slots: int, held: tuple[int, int] | None) -> None:
-    """On a CPU a ValueError, elsewhere an assertion on the device, which waits for nothing."""
-    if held is None:
-        torch._assert_async((slot < slots).all(), "attention: the cache is full")
-    elif held[1] >= slots:
+def has_room(state: State, window: int) -> Tensor:
+    """Whether `append_` finds a slot in every row, on the device."""
+    slots = state.k.shape[1]
+    if window and slots >= window:
+        return torch.ones((), dtype=torch.bool, device=state.k.device)
+    return (state.length < slots).all()
+
+
+def check_room(state: State, window: int, held: tuple[int, int]) -> None:
+    """The same as an error, given what `tokens_held` says."""
+    slots = state.k.shape[1]
+    if held[1] >= slots and not (window and slots >= window):
         raise ValueError(
-            f"attention: the cache is full: it has {slots} slots and a row holds {held[1]} tokens. "
+            f"{FULL}: it has {slots} slots and a row holds {held[1]} tokens. "
             "Ask for more with init_state(batch, capacity=...) or reserve(state, room), or step without donate."
         )

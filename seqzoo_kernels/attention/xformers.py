@@ -21,14 +21,14 @@ _installed = importlib.util.find_spec("xformers") is not None
 
 
 def refusal(
-    q: Tensor, k: Tensor, log_decay: Tensor | None, window: int | None, mode: str, learning: bool
+    q: Tensor, log_decay: Tensor | None, window: int | None, mode: str, cached: bool, learning: bool
 ) -> str | None:
-    """Why it can't serve a call, or None. `k`: those of the cache too."""
+    """Why it can't serve a call, or None. `cached`: some of its keys are those of a cache."""
     if not _installed:
         return "xformers is not installed"
     if mode != "auto":
         return f"it has no mode {mode!r}, only 'auto'"
-    if log_decay is not None or k.shape[1] != q.shape[1]:
+    if log_decay is not None or cached:
         return "it serves passes without a decay and without a cache"
     if q.dtype == torch.float64:
         return "it has no float64"
