@@ -94,21 +94,22 @@ def check(*sizes: Any, **kind: Any) -> float:
     """Largest error over what law 8 allows."""
     ends, mode = kind.pop("cu_seqlens", None), kind.pop("mode", "chunked")
     cu = None if ends is None else torch.tensor(ends, device="cuda")
+    how = {"cu_seqlens": cu, "reverse": kind.pop("reverse", False)}
     tensors = inputs(*sizes, **kind)
     rows = sizes[0] if cu is None else len(cu) - 1
     tensors["initial_state"] = torch.randn(
         rows, *tensors["k"].shape[2:], tensors["v"].shape[3], device="cuda"
     )
-    ours, again = (results(tensors, "triton", mode=mode, cu_seqlens=cu) for _ in range(2))
+    ours, again = (results(tensors, "triton", mode=mode, **how) for _ in range(2))
     for name, value in ours.items():
         assert torch.equal(value, again[name]), f"{name} differs from run to run"
     doubled = {n: t.double() for n, t in tensors.items()}
-    exact = results(doubled, "torch", cu_seqlens=cu)
-    reference = results(tensors, "reference", cu_seqlens=cu)
+    exact = results(doubled, "torch", **how)
+    reference = results(tensors, "reference", **how)
     terms = None
     if kind["per"] == "constant":
         spread = {**doubled, "log_decay": doubled["log_decay"].expand(*doubled["k"].shape[:3])}
-        terms = results(spread, "torch", cu_seqlens=cu)["d_log_decay"].abs().sum((0, 1))
+        terms = results(spread, "torch", **how)["d_log_decay"].abs().sum((0, 1))
     worst, dtype = 0.0, sizes[5]
     for name, wanted in exact.items():
         scale = None
@@ -202,6 +203,11 @@ def checks() -> list[tuple[str, str, tuple[Any, ...], dict[str, Any]]]:
             ("odd widths, grouped", (2, 200, 4, 100, 72), {"per": "channel", "gate": 1.0, "groups": 2}),
             ("wide", (1, 150, 2, 256, 320), {"per": "channel", "gate": 0.06}),
             ("a pack", (1, 503, 2, 64, 32), {"per": "channel", "gate": None, "cu_seqlens": cu}),
+            (
+                "a pack, reversed",
+                (1, 503, 4, 64, 32),
+                {"per": "channel", "gate": None, "groups": 2, "cu_seqlens": cu, "reverse": True},
+            ),
             ("narrow", (2, 300, 2, 32, 32), {"per": "channel", "gate": None}),
             ("narrow keys, a pack", (1, 503, 2, 16, 48), {"per": "channel", "gate": None, "cu_seqlens": cu}),
             ("narrow values, mild", (2, 130, 2, 128, 16), {"per": "channel", "gate": 0.06}),

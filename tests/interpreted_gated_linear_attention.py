@@ -101,6 +101,13 @@ def test_packing(variant):
         check(case, "triton", "recurrent", SINGLE)
 
 
+@pytest.mark.parametrize("mode", ["chunked", "recurrent"])
+def test_backwards_in_time(mode):
+    """A pack turned round: what stood behind it stands before it."""
+    case = Attention().make("channel grouped reverse", T=30, B=1, size=3, cu=PACK)
+    check(case, "triton", mode, SINGLE, chunk_size=16)
+
+
 @pytest.mark.parametrize("T", [3, 40])
 @pytest.mark.parametrize("cu", [[0, 0], [0]])
 def test_packs_of_nothing(cu, T):

@@ -35,9 +35,9 @@ def numpy_linear_scan(log_decay, x, phase=None, initial_state=None, cu_seqlens=N
 
 
 def numpy_gated_linear_attention(
-    q, k, v, log_decay=None, scale=None, initial_state=None, cu_seqlens=None
+    q, k, v, log_decay=None, scale=None, initial_state=None, cu_seqlens=None, reverse=False
 ):  # q [B,T,H,K], k [B,T,G,K], v [B,T,G,V]
-    """S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T and out_t = scale q_t S_t, per head."""
+    """S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T and out_t = scale q_t S_t, per head; backwards in time if reverse."""
     B, T, H, K = q.shape
     G, V = v.shape[2:]
     scale = K**-0.5 if scale is None else scale
@@ -51,7 +51,8 @@ def numpy_gated_linear_attention(
     final = np.zeros((len(rows), G, K, V))
     for n, (b, start, end) in enumerate(rows):
         S = np.zeros((G, K, V)) if initial_state is None else initial_state[n].copy()
-        for t in range(start, end):
+        steps = range(start, end)
+        for t in reversed(steps) if reverse else steps:
             for g in range(G):
                 S[g] = decay[b, t, g][:, None] * S[g] + np.outer(k[b, t, g], v[b, t, g])
             for h in range(H):
@@ -137,7 +138,7 @@ def _spans(cu_seqlens, B, T):
 
 
 def _torch_rows(sequence, time_inputs, row_inputs, cu_seqlens, N):
-    """Run `sequence` on each row or packed sequence alone; outputs behind the last sequence are 0."""
+    """Run `sequence` on each row or packed sequence alone; outputs before the first and behind the last one are 0."""
     T = next(x for x in time_inputs if x is not None).shape[1]
     spans = _spans(cu_seqlens, N, T)
     outs, finals = [], []
@@ -147,8 +148,10 @@ def _torch_rows(sequence, time_inputs, row_inputs, cu_seqlens, N):
         outs.append(out)
         finals.append(final)
     if cu_seqlens is not None and outs:
-        tail = outs[0].new_zeros((T - int(cu_seqlens[-1]), *outs[0].shape[1:]))
-        return torch.cat([*outs, tail])[None], finals
+        head, tail = (
+            outs[0].new_zeros((n, *outs[0].shape[1:])) for n in (int(cu_seqlens[0]), T - int(cu_seqlens[-1]))
+        )
+        return torch.cat([head, *outs, tail])[None], finals
     return (torch.stack(outs) if outs else None), finals
 
 
@@ -180,7 +183,9 @@ def torch_linear_scan(log_decay, x, phase=None, initial_state=None, cu_seqlens=N
     return out, _stack(finals, x.new_zeros((0, D), dtype=kind))
 
 
-def torch_gated_linear_attention(q, k, v, log_decay=None, scale=None, initial_state=None, cu_seqlens=None):
+def torch_gated_linear_attention(
+    q, k, v, log_decay=None, scale=None, initial_state=None, cu_seqlens=None, reverse=False
+):
     B, T, H, K = q.shape
     G, V = v.shape[2:]
     scale = K**-0.5 if scale is None else scale
@@ -193,11 +198,12 @@ def torch_gated_linear_attention(q, k, v, log_decay=None, scale=None, initial_st
     def sequence(q, k, v, g, S):
         S = q.new_zeros((G, K, V)) if S is None else S
         outs = []
-        for q_t, k_t, v_t, g_t in zip(q.unbind(), k.unbind(), v.unbind(), g.unbind(), strict=True):
+        steps = list(zip(q.unbind(), k.unbind(), v.unbind(), g.unbind(), strict=True))
+        for q_t, k_t, v_t, g_t in reversed(steps) if reverse else steps:
             S = torch.exp(g_t)[..., None] * S + k_t[..., :, None] * v_t[..., None, :]
             grouped = q_t.reshape(G, H // G, K)
             outs.append(scale * (grouped @ S).reshape(H, V))
-        return _stack(outs, q.new_zeros((0, H, V))), S.clone()
+        return _stack(outs[::-1] if reverse else outs, q.new_zeros((0, H, V))), S.clone()
 
     out, finals = _torch_rows(sequence, [q, k, v, log_decay], [initial_state], cu_seqlens, B)
     out = q.new_zeros((B, T, H, V)) if out is None else out

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import oracles
 import pytest
 import torch
-from op_cases import Case, check, gates
+from op_cases import Case, check, gates, has_time, named
 from op_laws import OpLaws, each_mode, each_torch_mode
 
 import seqzoo
@@ -18,7 +18,15 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 class TestGatedLinearAttention(OpLaws):
     op = "gated_linear_attention"
-    variants = ["channel", "head", "none", "constant", "channel grouped", "head grouped scaled"]
+    variants = [
+        "channel",
+        "head",
+        "none",
+        "constant",
+        "channel grouped",
+        "head grouped scaled",
+        "channel grouped reverse",
+    ]
 
     def make(self, variant, *, T, B=2, size=3, seed=0, gate="extreme", state=True, cu=None):
         generator = torch.Generator().manual_seed(seed)
@@ -37,11 +45,13 @@ class TestGatedLinearAttention(OpLaws):
         if state:
             inputs["initial_state"] = normal(N, G, K, V)
         options = {"scale": 0.7} if "scaled" in words else {}
+        if "reverse" in words:
+            options["reverse"] = True
         if cu:
             options["cu_seqlens"] = torch.tensor(cu)
             for n, x in inputs.items():
                 if n != "initial_state" and x.dim() >= 3:
-                    x[:, cu[-1] :] = torch.nan
+                    x[:, : cu[0]] = x[:, cu[-1] :] = torch.nan
         return Case(self.op, inputs, options)
 
 
@@ -156,6 +166,63 @@ def test_special_cases_are_one_another(mode):
             precision.check_close(x, y, None, dtype=torch.float64, name="special case")
 
 
+# Tokens before the first sequence and behind the last one; empty sequences at both ends and inside; one token; none.
+CUTS = [None, [0, 9, 21], [4, 4, 9, 9, 10, 18, 18], [3, 21], [0, 5], [6], [2, 2, 2]]
+
+
+@pytest.mark.parametrize("cu", CUTS, ids=str)
+@pytest.mark.parametrize("state", [False, True])
+@each_mode
+def test_backwards_in_time(backend, mode, state, cu):
+    """The loop from the last token to the first, with every kind of decay; the final state is that at a sequence's start."""
+    for variant in TestGatedLinearAttention.variants:
+        words = variant if "reverse" in variant else f"{variant} reverse"
+        case = TestGatedLinearAttention().make(words, T=21, B=2, cu=cu, state=state)
+        result = check(case, backend, mode, chunk_size=4)
+        for name, truth in case.oracle(case.inputs, None, numpy=True).items():
+            precision.check_close(result[name], truth, None, dtype=torch.float64, name=f"{words} {name}")
+        if cu:
+            outside = [slice(0, cu[0]), slice(cu[-1], None)]
+            timed = [n for n, x in case.inputs.items() if has_time(n, x)]
+            for name in ("out", *(f"d_{n}" for n in timed)):
+                assert all((result[name][:, part] == 0).all() for part in outside), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@each_mode
+def test_backwards_in_other_dtypes(backend, mode, dtype):
+    for variant in ("channel reverse", "head grouped reverse", "constant reverse"):
+        for cu in (None, [4, 4, 19, 70, 70]):
+            check(TestGatedLinearAttention().make(variant, T=75, cu=cu), backend, mode, dtype)
+
+
+@each_mode
+def test_a_closed_gate_hides_what_follows_it(backend, mode):
+    """Backwards, -inf at t = 7 keeps the tokens behind it from all that come before."""
+    log_decay = gates((1, 40, 1, 16), "mild", torch.Generator().manual_seed(0))
+    log_decay[:, 7] = -torch.inf
+    case = call_with(log_decay)
+    case.options["reverse"] = True
+    result = check(case, backend, mode)
+    assert (result["d_log_decay"][:, 7] == 0).all()
+    first = case.run({n: x[:, :8] for n, x in case.inputs.items()}, backend=backend, mode=mode)
+    for name, value in {"out": result["out"][:, :8], "final": result["final"]}.items():
+        precision.check_close(value, first[name], None, dtype=torch.float64, name=f"first half's {name}")
+
+
+def test_a_reversed_pack_compiles_and_reads_no_boundaries():
+    """In one graph, which nothing that waits for values would let through; other boundaries need no other graph."""
+    torch._dynamo.reset()
+    compiled = torch.compile(gated_linear_attention, fullgraph=True, backend="aot_eager")
+    laws = TestGatedLinearAttention()
+    for i, cu in enumerate(([4, 4, 13, 37], [0, 20, 20, 41])):
+        case = laws.make("channel grouped reverse", T=41, cu=cu)
+        call = {**case.options, "mode": "chunked"}
+        with torch.compiler.set_stance("default" if i == 0 else "fail_on_recompile"):
+            check(case, "torch", "chunked", compiled=lambda x, call=call: named(*compiled(**x, **call)))
+    torch._dynamo.reset()
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -234,6 +301,15 @@ def test_auto_is_triton_for_what_mixers_call_on_a_gpu(name, options, dtype, trit
         assert log_decay is None or log_decay.dtype == torch.float32
     mixer(x, mode="parallel")  # is torch's
     assert len(triton_calls) == 5
+
+
+@pytest.mark.parametrize(("T", "mode"), [(0, "chunked"), (1, "recurrent"), (2, "chunked")])
+def test_a_reversed_call_goes_where_another_does(T, mode, triton_calls):
+    """The same backend and mode, and nothing in the kernels that they would have to know of it."""
+    case = TestGatedLinearAttention().make("channel grouped reverse", T=T)
+    check(case, "auto", "auto")
+    check(case, "triton", "auto", torch.float32)
+    assert [call[7] for call in triton_calls] == [mode]
 
 
 @pytest.mark.parametrize("name", ["hgrn2", "gla", "linear_attention"])

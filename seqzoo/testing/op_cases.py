@@ -43,6 +43,7 @@ VARIANTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "constant",
             "channel grouped",
             "head grouped scaled",
+            "head grouped reverse",
         ),
         "attention": (
             "plain",
@@ -226,6 +227,8 @@ def _gated_linear_attention(shape: _Shape, words: list[str]) -> OpCase:
         inputs["log_decay"] = shape.gates(*decay)
     if shape.start:
         inputs["initial_state"] = shape.normal(shape.rows, G, K, K + 2)
+    if "reverse" in words:
+        options["reverse"] = True
     return OpCase("gated_linear_attention", inputs, options)
 
 

@@ -21,6 +21,7 @@ def gated_linear_attention(
     initial_state: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     max_seqlen: int | None = None,
+    reverse: bool = False,
     mode: str = "auto",
     backend: str = "auto",
     chunk_size: int | None = None,
@@ -40,11 +41,15 @@ def gated_linear_attention(
         cu_seqlens: a pack: B = 1 and sequence n is the tokens cu_seqlens[n] to cu_seqlens[n + 1] - 1; tokens outside every
             sequence give 0.
         max_seqlen: a bound on the longest sequence of the pack; this op has no need of it.
+        reverse: run from the last token to the first: S_t = diag(e^{log_decay_t}) S_{t+1} + k_t v_t^T. `initial_state` is then
+            S after the last token of each sequence, and the final state the one at its first. It costs a copy, turned round in
+            time, of q, k, v, o and any log-decay with T, and one of each of their gradients.
         mode: "parallel" (one chunk: time and memory T^2), "chunked", "recurrent" (token by token), or "auto": recurrent for one
             token and else chunked. All have the same gradient.
         backend: "triton" (a GPU's: chunked and recurrent, K and V up to 512, not in float64), "torch" (every mode, on any
-            device), "reference" (a plain loop, whatever the mode), or "auto", the first of these that serves the call: the
-            parallel mode is "torch"'s. On a GPU float32 products are as exact as float32, unless
+            device), "reference" (a plain loop, whatever the mode), or "auto", the first of these that serves the call. On a GPU
+            too that is "torch", and no warning tells of it, for the parallel mode, for float64, and for K or V above 512; it is
+            much slower there than "triton". On a GPU float32 products are as exact as float32, unless
             `torch.set_float32_matmul_precision` allows TF32.
         chunk_size: tokens a chunk, rounded up to a power of 2; "triton" has chunks of 16 to 64.
 
@@ -65,21 +70,15 @@ def gated_linear_attention(
     q, k, v = checks.autocast(q, k, v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     name = dispatch.pick("gated_linear_attention", backend, BACKENDS, {"triton": _no_triton(q, v, mode)})
-    args = (
-        q,
-        k,
-        v,
-        log_decay,
-        initial_state,
-        cu_seqlens,
-        float(scale),
-        mode,
-        chunk_size or 0,
-    )
+    tensors = (q, k, v, log_decay, initial_state, cu_seqlens)
+    options = (float(scale), mode, chunk_size or 0)
     if name == "reference":
-        return reference.forward(*args)
-    out, final = _op(*args, name)
-    return out, final
+        return reference.forward(*tensors, *options, reverse)
+    if not reverse:
+        out, final = _op(*tensors, *options, name)
+        return out, final
+    out, final = _op(*_turned(*tensors), *options, name)
+    return out.flip(1), final if cu_seqlens is None else final.flip(0)
 
 
 def check(
@@ -106,6 +105,23 @@ def check(
         rows, letter = (batch, "B") if cu_seqlens is None else (cu_seqlens.shape[0] - 1, "N")
         shape = (rows, groups, width, v.shape[3])
         checks.check_shape(op, "initial_state", initial_state, shape, f"{letter}, G, K, V")
+
+
+def _turned(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    """A call with the last token first, and with it a pack's last sequence and its state."""
+    if log_decay is not None and log_decay.dim() > 1:
+        log_decay = log_decay.flip(1)
+    if cu_seqlens is not None:
+        cu_seqlens = q.shape[1] - cu_seqlens.flip(0)
+        initial_state = None if initial_state is None else initial_state.flip(0)
+    return q.flip(1), k.flip(1), v.flip(1), log_decay, initial_state, cu_seqlens
 
 
 def _no_triton(q: Tensor, v: Tensor, mode: str) -> str | None:

@@ -18,6 +18,7 @@ def forward(
     scale: float,
     mode: str = "recurrent",
     chunk_size: int = 0,
+    reverse: bool = False,
 ) -> tuple[Tensor, Tensor]:
     dtype = state_dtype(q.dtype)
     batch, length, heads, _ = q.shape
@@ -30,12 +31,14 @@ def forward(
         s = torch.einsum("btgk,btgv->bgkv", k_[:, :0], v_[:, :0]) if state is None else state.to(dtype)
         out = []
         decay, lost = split_decay(g[:, t])
-        steps = (decay, lost, *(x[:, t] for x in (q_, k_, v_)))
-        for a, r, q_t, k_t, v_t in zip(*(x.unbind(1) for x in steps), strict=True):
+        timed = (decay, lost, *(x[:, t] for x in (q_, k_, v_)))
+        steps = list(zip(*(x.unbind(1) for x in timed), strict=True))
+        for a, r, q_t, k_t, v_t in reversed(steps) if reverse else steps:
             s = a[..., None] * s + (r[..., None] * s + k_t[..., None] * v_t[..., None, :])
             out.append(torch.einsum("bgrk,bgkv->bgrv", q_t, s).flatten(1, 2))
-        y = torch.stack(out, 1) if out else torch.einsum("bthk,btgv->bthv", q[:, t], v[:, t])
-        return y.to(v.dtype), s.clone()
+        if not out:
+            return torch.einsum("bthk,btgv->bthv", q[:, t], v[:, t]).to(v.dtype), s.clone()
+        return torch.stack(out[::-1] if reverse else out, 1).to(v.dtype), s.clone()
 
     return run_each(one, length, initial_state, cu_seqlens)
 
