@@ -1,6 +1,6 @@
 """Elementwise ops of the mixers on a GPU: law 8 against float64, bitwise the same twice, and speed beside a copy of the bytes.
 
-    python scripts/gpu_gates.py [--only checks|speed] [--device cuda] [--json FILE]
+    python scripts/gpu_gates.py [--only checks|speed] [--jobs 4] [--device cuda] [--json FILE]
 
 Memory is filled with NaN before every call, so that what is not written shows. Beside ours stand the plain form that autograd
 differentiates, `torch.compile` of it, and a copy of as many bytes as must be moved. Prints a row a case and one summary line;
@@ -8,9 +8,12 @@ fails if any check does.
 """
 
 import argparse
+import functools
 import itertools
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +111,8 @@ def checks() -> list[tuple[str, Callable[..., float], tuple[Any, ...]]]:
     ]  # fmt: skip
 
 
-def run_check(name: str, function: Callable[..., float], given: Sequence[Any], device: str) -> dict[str, Any]:
+def run_check(job: tuple[str, Callable[..., float], Sequence[Any]], device: str) -> dict[str, Any]:
+    name, function, given = job
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)  # noqa: B010
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
@@ -179,19 +183,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", choices=("checks", "speed"), help="one part of it")
+    parser.add_argument("--jobs", type=int, default=4, help="processes of the checks")
     parser.add_argument("--device", default="cuda", help="cpu: the checks alone, in Triton's interpreter")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     times: list[dict[str, Any]] = []
     if args.only != "speed":
-        for name, function, given in checks():
-            rows.append(run_check(name, function, given, args.device))
-            if not rows[-1]["passed"]:
-                print(rows[-1], flush=True)
-        print(
-            "largest share:", max((row.get("share of the allowed error", 0.0), row["check"]) for row in rows)
-        )
+        with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
+            for row in pool.map(functools.partial(run_check, device=args.device), checks()):
+                rows.append(row)
+                print(row, flush=True)
     if args.only != "checks" and args.device.startswith("cuda"):
         for name in speeds():
             times.append(speed(name, args.device))
