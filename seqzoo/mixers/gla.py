@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from seqzoo_kernels.checks import state_dtype
+from seqzoo_kernels.checks import check_count, state_dtype
 
 from ..layers import ShortConv, check_choice, check_divides, largest_divisor, make_norm, norm_and_gate
 from ..mixer import Shared, TokenMixer
@@ -96,6 +96,9 @@ class GLA(TokenMixer):
         check_divides("gla", "num_kv_heads", self.num_kv_heads, self.num_heads, "num_heads")
         check_choice("gla", "feature_map", feature_map, FEATURE_MAPS)
         check_normalizer("gla", normalize, feature_map, normalizer_eps)
+        check_count("gla", "gate_rank", gate_rank)
+        if not gate_normalizer > 0:
+            raise ValueError(f"gla: expected gate_normalizer above 0, got {gate_normalizer}.")
         if log_decay_min is not None and not log_decay_min <= 0:
             raise ValueError(f"gla: expected log_decay_min of at most 0 or None, got {log_decay_min}.")
         if conv_size < 0:

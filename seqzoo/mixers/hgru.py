@@ -42,7 +42,8 @@ class HGRU(TokenMixer):
 
     Args:
         dim: width D.
-        gate_rank: inner width of the forget gate's and the output gate's projections, with bias; None for one matrix each.
+        gate_rank: inner width of the forget gate's and the output gate's projections; None for one matrix each, as in the
+            released code, where versions 2 and 3 have 128.
         gate_act: of the output gate: "silu" (released code) or "sigmoid" (its versions 2 and 3).
         norm_position: "pre_gate", norm(h) * gate (released code), or "post_gate", norm(h * gate) (paper, version 3).
         forget_gate: False is the published ablation without it: h_t = gamma e^{i theta} h_{t-1} + f_t c_t, and with a
