@@ -106,6 +106,12 @@ def test_the_stack_learns_its_lower_bounds():
     net.loss(tokens(2, 9)).backward()
     assert net.backbone.lower_bounds.logits.grad.abs().max() > 0
     assert model("hgru", lower_bound=None).backbone.lower_bounds is None
+    unbounded = {"name": "hgrn2", "lower_bound": None}  # the published ablation
+    assert model(unbounded).backbone.lower_bounds is None
+    mixed = model([unbounded, "hgru"], depth=4)
+    assert mixed.backbone.bounded == [1, 3]
+    mixed.loss(tokens(2, 9)).backward()
+    assert all(p.grad is not None for p in mixed.parameters())
     assert model("attention").backbone.lower_bounds is None
 
 
