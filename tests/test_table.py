@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import seqzoo
+from seqzoo.layers import ShortConv
 from seqzoo.states import leaves
 
 D, T, N, H, G, E = 64, 10, 24, 4, 2, 2
@@ -47,13 +48,32 @@ def test_weights_and_state(name, options, weights, state, without):
     assert sum(leaf.numel() for leaf in leaves(last) if leaf.is_floating_point()) == state
 
 
-@pytest.mark.parametrize("name", ["attention", "linear_attention"])
-def test_projections_start_as_those_of_torch(name):
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("hgru", {}),
+        ("hgru", {"gate_rank": 64}),
+        ("hgru_real", {"conv_size": 4}),
+        ("hgrn2", {"conv_size": 4, "bias": True}),
+        ("gla", {"conv_size": 4, "gate_rank": 64}),
+        ("linear_attention", {}),
+        ("attention", {"bias": True}),
+        ("min_gru", {}),
+        ("min_lstm", {}),
+    ],
+)
+def test_projections_start_as_those_of_torch(name, options):
     torch.manual_seed(0)
-    mixer = seqzoo.create_mixer(name, 256)
-    for parameter in mixer.parameters():  # uniform in +- 1 / sqrt(inputs)
-        assert parameter.abs().max() <= 1 / 16
-        assert parameter.std().item() == pytest.approx(1 / 16 / 3**0.5, rel=0.1)
+    mixer = seqzoo.create_mixer(name, 256, **options)
+    seen = set()
+    for path, module in mixer.named_modules():
+        if isinstance(module, torch.nn.Linear | ShortConv):
+            edge = module.weight.shape[1] ** -0.5  # uniform in +- 1 / sqrt(inputs)
+            for key, parameter in module.named_parameters():
+                seen.add(f"{path}.{key}")
+                assert parameter.abs().max() <= edge
+                assert parameter.std().item() == pytest.approx(edge / 3**0.5, rel=0.12)
+    assert {key for key, _ in mixer.named_parameters()} - seen <= {"phase", "norm.weight", "norm.bias"}
 
 
 def test_a_forget_gate_of_lru_starts_halfway_to_1():

@@ -36,7 +36,8 @@ class GLA(TokenMixer):
     Shapes: q_t is [H, K], k_t and a_t are [G, K], v_t is [G, V], S is [G, K, V], o_t is [H, V]; H K = expand_k D and
     H V = expand_v D; W_1 is [D, r], W_2 is [r, G K]. State: S, G K V numbers, G K more with the normaliser, and
     (conv_size - 1) (H K + G K + G V) inputs of the short convolution. Weights: 4 D^2 + 24 D by default, without bias and
-    norm. A step costs O(D^2 + D K). The decay starts near sigmoid(0)^{1/16} = 0.958.
+    norm. A step costs O(D^2 + D K). Projections and convolution start as torch's do, the decay near
+    sigmoid(0)^{1/16} = 0.958.
 
     Args:
         dim: width D.
@@ -59,10 +60,10 @@ class GLA(TokenMixer):
         ValueError: an option's value is not as above.
 
     Differences:
-        Defaults are those of flash-linear-attention, whose layers keep the state as [V, K] and whose clamp_min is
-        log_decay_min here. The normaliser is an extension, to compare with `linear_attention`; published is the norm of each
-        head in its place. Decays may be as strong as they like: a chunk's exponents are sums of the gates between two tokens,
-        where a difference of cumulative sums loses digits or overflows.
+        Defaults are those of flash-linear-attention, whose layers keep the state as [V, K], whose clamp_min is log_decay_min
+        here, and whose models start all matrices as N(0, 0.02^2). The normaliser is an extension, to compare with
+        `linear_attention`; published is the norm of each head in its place. Decays may be as strong as they like: a chunk's
+        exponents are sums of the gates between two tokens, where a difference of cumulative sums loses digits or overflows.
 
     Source: Yang et al. 2023, arXiv:2312.06635.
     """

@@ -38,7 +38,8 @@ class HGRU(TokenMixer):
     Shapes: c_t and h_t are complex [D], f_t and theta are [D], W_f is [D, D], W_c and W_g are [D, 2 D], W_o is [2 D, D]. State:
     h, 2 D numbers. Weights: 7 D^2 + D, without biases and norm. A step costs O(D^2), as the projections do. With low-rank gates
     W_f and W_g are products of two: 4 D^2 + 5 D r weights for rank r. The phase starts at theta_j = 10000^{-2j/D} with j
-    from 0; with a lower bound of k / L, where layer k of L starts, f is near (1 + k / L) / 2 at first.
+    from 0, projections as torch's linear layers do; with a lower bound of k / L, where layer k of L starts, f is near
+    (1 + k / L) / 2 at first.
 
     Args:
         dim: width D.
