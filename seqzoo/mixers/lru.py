@@ -94,9 +94,9 @@ class LRU(TokenMixer):
     def param_rule(self, name: str, parameter: Tensor) -> ParamRule:
         if name in RECURRENT:
             return ParamRule(0.5, decay=False)
-        return (
-            ParamRule() if name == "D" else super().param_rule(name, parameter)
-        )  # the one vector that decays
+        if name == "D":  # a vector that decays: all that is not above did
+            return ParamRule()
+        return super().param_rule(name, parameter)
 
     def _decay_and_gain(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """log |lambda| and the factor of x_t B, [N] or [B, T, N]."""
