@@ -115,6 +115,20 @@ def test_the_stack_learns_its_lower_bounds():
     assert model("attention").backbone.lower_bounds is None
 
 
+def test_each_layer_is_handed_its_own_bound():
+    torch.manual_seed(0)
+    stack = model(["hgru", "attention", "hgrn2"], depth=6).backbone
+    torch.nn.init.normal_(stack.lower_bounds.logits, std=2.0)
+    rows, x = iter(stack.lower_bounds()), torch.randn(2, 7, 32).double()
+    h = x
+    for block in stack.blocks:
+        bound = None if block.mixer.registered_name == "attention" else {"lower_bound": next(rows)}
+        h, _ = block(h, shared=bound)
+    torch.testing.assert_close(stack(x)[0], stack.norm(h))
+    _, state = stack(x[:, :-1])
+    torch.testing.assert_close(stack.step(x[:, -1], state)[0], stack.norm(h)[:, -1])
+
+
 def test_errors():
     with pytest.raises(ValueError, match=r"empty pattern"):
         LanguageModel(50, 32, 2, mixer=[])
