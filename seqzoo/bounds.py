@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from .mixer import TokenMixer
+
 FORMS = ("lm", "exclusive")
 
 
@@ -40,3 +42,11 @@ class LowerBounds(nn.Module):
         share = logits.softmax(0)
         summed = share[1:].cumsum(0) if self.form == "lm" else share[:-1].cumsum(0)
         return torch.cat([torch.zeros_like(share[:1]), summed])
+
+
+def takes_bound(mixer: TokenMixer) -> bool:
+    """Whether a bound has a say in a mixer: it reads one, and its own option is not None, for none at all.
+
+    A bound for a mixer that ignores it would be a parameter without a gradient.
+    """
+    return "lower_bound" in mixer.reads and mixer.config.get("lower_bound", 0.0) is not None

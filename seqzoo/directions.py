@@ -34,7 +34,13 @@ class Bidirectional(nn.Module):
         _check_mixers("Bidirectional", [mixer, *([] if backward is None else [backward])])
         self.dim = mixer.dim
         self.mixer = mixer
-        self.backward_mixer = mixer if backward is None else backward
+        self.own_backward = (
+            backward  # None where the weights are shared: a module under two names would be saved twice
+        )
+
+    @property
+    def backward_mixer(self) -> TokenMixer:
+        return self.mixer if self.own_backward is None else self.own_backward
 
     def forward(
         self,
@@ -104,7 +110,7 @@ class Scan2d(nn.Module):
             raise ValueError(f"Scan2d: expected one mixer or four, got {len(given)}.")
         _check_mixers("Scan2d", given)
         self.dim = given[0].dim
-        self.mixers = nn.ModuleList(given * (4 // len(given)))
+        self.mixers = nn.ModuleList(given)
 
     def forward(self, x: Tensor, *, mode: str = "auto", mask: Tensor | None = None) -> Tensor:
         """y [B, H, W, D] of x [B, H, W, D].
@@ -124,7 +130,8 @@ class Scan2d(nn.Module):
                 f"Scan2d: expected mask of shape (B, H, W) = {tuple(x.shape[:3])}, got {tuple(mask.shape)}."
             )
         total = torch.zeros_like(x)
-        for direction, mixer in enumerate(self.mixers):
+        for direction in range(4):
+            mixer = self.mixers[direction % len(self.mixers)]
             columns, back = direction % 2 == 1, direction >= 2
             image = x.transpose(1, 2) if columns else x
             here = mask if mask is None or not columns else mask.transpose(1, 2)

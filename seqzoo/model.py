@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from . import generate as generation
-from .bounds import FORMS, LowerBounds
+from .bounds import FORMS, LowerBounds, takes_bound
 from .mixer import Shared, TokenMixer
 from .registry import create_mixer, mixer_from_config
 
@@ -98,7 +98,7 @@ class Backbone(nn.Module):
         self.blocks = nn.ModuleList(Block(m, ffn_dim, dropout=dropout, norm_eps=norm_eps) for m in mixers)
         self.norm = nn.RMSNorm(dim, eps=norm_eps)
         self.activation_checkpointing = activation_checkpointing
-        self.bounded = [i for i, m in enumerate(mixers) if lower_bound and "lower_bound" in m.reads]
+        self.bounded = [i for i, m in enumerate(mixers) if lower_bound and takes_bound(m)]
         widths = {mixers[i].shared_dim("lower_bound") for i in self.bounded}
         if len(widths) > 1:
             raise ValueError(

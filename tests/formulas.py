@@ -15,6 +15,11 @@ seeds = st.integers(0, 2**16)
 def made(name, *, seed=0, **options):
     torch.manual_seed(seed)
     mixer = seqzoo.create_mixer(name, D, **options).double()
+    own = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in mixer.named_parameters():
+            if "norm" in name:  # no scale of 1 and no shift of 0, which would hide that they are used
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=own))
     return mixer, torch.randn(2, T, D, dtype=torch.float64)
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import seqzoo
@@ -81,10 +82,26 @@ def test_in_a_block_and_compiled():
     close(torch.compile(block, fullgraph=True, dynamic=True, backend="aot_eager")(x)[0], block(x)[0])
 
 
-def test_shared_weights_are_there_once():
-    assert sum(p.numel() for p in Bidirectional(make("lru")).parameters()) == sum(
-        p.numel() for p in make("lru").parameters()
-    )
+@pytest.mark.parametrize("wrap", [Bidirectional, Scan2d])
+def test_shared_weights_are_there_once(wrap, tmp_path):
+    whole = wrap(make("lru"))
+    assert len(whole.state_dict()) == len(list(make("lru").parameters()))
+    save_file(whole.state_dict(), tmp_path / "weights.safetensors")  # which refuses memory under two names
+    other = wrap(make("lru", seed=7))
+    other.load_state_dict(load_file(tmp_path / "weights.safetensors"))
+    x = tokens(1, 3, 4) if wrap is Scan2d else tokens(1, 6)
+    read = [part if wrap is Scan2d else part[0] for part in (whole(x), other(x))]
+    assert torch.equal(*read)
+
+
+@pytest.mark.parametrize("wrap", [Bidirectional, lambda a, b: Scan2d([a, b, make("lru", 2), make("lru", 3)])])
+def test_separate_weights_train_by_the_rules_of_their_mixers(wrap):
+    whole = wrap(make("lru"), make("lru", 1))
+    names = {p: name for name, p in whole.named_parameters()}
+    groups = seqzoo.param_groups(whole, lr=1.0, weight_decay=0.1)
+    slow = {names[p] for group in groups if group["lr"] == 0.5 for p in group["params"]}
+    assert len(slow) == 5 * len({name.rsplit(".", 1)[0] for name in names.values()})
+    assert sum(len(group["params"]) for group in groups) == len(names)
 
 
 @each_mixer

@@ -114,6 +114,9 @@ def test_mixer_has_its_page(name, made, tmp_path):
         "Speed",
     ):
         assert f"\n## {heading}" in page
+    for said in ("**Shapes.**", "**State.**", "**Weights.**", "A step costs O(", "https://arxiv.org/abs/"):
+        assert said in page
+    assert "None are noted" not in page
     info = seqzoo.mixer_info(name)
     told = zoo.parse(info.cls).options
     assert set(info.options) <= set(told), "every option has a line under Args"

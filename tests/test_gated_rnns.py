@@ -181,11 +181,12 @@ class TestLSTM:
 
     @pytest.mark.parametrize("variant", VARIANTS)
     def test_start(self, variant):
-        torch.manual_seed(0)
-        mixer = seqzoo.create_mixer("lstm", 64, variant=variant)
-        for parameter in mixer.parameters():
-            assert parameter.abs().max() <= 1 / 8
-            assert parameter.std().item() == pytest.approx(1 / 8 / math.sqrt(3), rel=0.12)
+        for expand in (1, 4):
+            torch.manual_seed(0)
+            mixer = seqzoo.create_mixer("lstm", 64 // expand, variant=variant, expand=expand)
+            for parameter in mixer.parameters():
+                assert parameter.abs().max() <= 1 / 8
+                assert parameter.std().item() == pytest.approx(1 / 8 / math.sqrt(3), rel=0.12)
 
     def test_peepholes_are_vectors_and_do_not_decay(self):
         mixer, _ = made("lstm")
@@ -250,10 +251,11 @@ class TestGRU:
         torch.testing.assert_close(mixer(x, state)[1].h, state.h)
 
     def test_start(self):
-        torch.manual_seed(0)
-        for parameter in seqzoo.create_mixer("gru", 64).parameters():
-            assert parameter.abs().max() <= 1 / 8
-            assert parameter.std().item() == pytest.approx(1 / 8 / math.sqrt(3), rel=0.12)
+        for expand in (1, 4):
+            torch.manual_seed(0)
+            for parameter in seqzoo.create_mixer("gru", 64 // expand, expand=expand).parameters():
+                assert parameter.abs().max() <= 1 / 8
+                assert parameter.std().item() == pytest.approx(1 / 8 / math.sqrt(3), rel=0.15)
 
     def test_wrong_options(self):
         with pytest.raises(ValueError, match=r"gru: .*expand >= 1.*0"):

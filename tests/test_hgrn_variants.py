@@ -68,6 +68,72 @@ class TestHGRN:
                 y[b, t] = linear(w, "out_proj", layer_norm(h * silu(linear(w, "gate_proj", x_t)), w))
         close(mixer, x, y)
 
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"norm_position": "post_gate"},
+            {"gate_rank": 3, "gate_act": "sigmoid"},
+            {"gate_rank": 3, "gate_act": "sigmoid", "norm_position": "post_gate", "bias": False},
+        ],
+        ids=["paper", "version 2", "version 3"],
+    )
+    def test_the_published_outputs(self, options):
+        mixer, x = made("hgru", lower_bound=0.2, **options)
+        w, y = weights(mixer), np.zeros((2, T, D))
+        act = {"silu": silu, "sigmoid": sigmoid}[options.get("gate_act", "silu")]
+
+        def projected(name, x_t):
+            parts = [f"{name}.0", f"{name}.1"] if "gate_rank" in options else [name]
+            for part in parts:
+                x_t = linear(w, part, x_t)
+            return x_t
+
+        for b in range(2):
+            h = np.zeros(D, complex)
+            for t, x_t in enumerate(x[b].numpy()):
+                c = silu(linear(w, "in_proj", x_t))
+                f = 0.2 + 0.8 * sigmoid(projected("forget_proj", x_t))
+                h = f * np.exp(1j * w["phase"]) * h + (1 - f) * (c[0::2] + 1j * c[1::2])
+                feature, gate = np.concatenate([h.real, h.imag]), act(projected("gate_proj", x_t))
+                after = options.get("norm_position") == "post_gate"
+                mixed = layer_norm(feature * gate, w) if after else layer_norm(feature, w) * gate
+                y[b, t] = linear(w, "out_proj", mixed)
+        close(mixer, x, y)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"expand": 2, "gate_act": "sigmoid", "norm_position": "post_gate"},
+            {"norm": "rms", "bias": False, "conv_size": 4},
+            {"norm": "simple_rms", "expand": 2, "conv_size": 1, "norm_position": "post_gate"},
+        ],
+        ids=["hgru2-pytorch", "flash-linear-attention", "others"],
+    )
+    def test_the_published_outputs_of_the_real_unit(self, options):
+        mixer, x = made("hgru_real", lower_bound=0.2, **options)
+        w, inner, y = weights(mixer), D * options.get("expand", 1), np.zeros((2, T, D))
+        act = {"silu": silu, "sigmoid": sigmoid}[options.get("gate_act", "silu")]
+        taps = options.get("conv_size", 0)
+
+        def normed(h):
+            if options.get("norm", "layer") == "layer":
+                return layer_norm(h, w)
+            return h / np.sqrt((h**2).mean() + 1e-5) * w.get("norm.weight", 1)
+
+        for b in range(2):
+            h, line = np.zeros(inner), np.zeros((taps, 2 * inner))
+            for t, x_t in enumerate(x[b].numpy()):
+                u = np.concatenate([linear(w, "in_proj", x_t), linear(w, "forget_proj", x_t)])
+                if taps:
+                    line = np.concatenate([line[1:], u[None]])
+                    u = (line * w["conv.weight"].T).sum(0)
+                f = 0.2 + 0.8 * sigmoid(u[inner:])
+                h = f * h + (1 - f) * silu(u[:inner])
+                gate = act(linear(w, "gate_proj", x_t))
+                after = options.get("norm_position") == "post_gate"
+                y[b, t] = linear(w, "out_proj", normed(h * gate) if after else normed(h) * gate)
+        close(mixer, x, y)
+
     @pytest.mark.parametrize("name", ["hgru", "hgru_real", "hgrn2"])
     def test_without_a_bound_the_stack_has_no_say(self, name):
         mixer, x = made(name, lower_bound=None)
@@ -250,6 +316,26 @@ class TestLRUForget:
         assert (log_decay >= -mixer.nu_log.exp() * (1 + 1e-12)).all()
         assert (log_decay <= 0).all()
 
+    def test_without_phase_and_with_tied_gates_it_is_the_recurrence_of_the_real_unit(self):
+        mixer, x = made("lru_forget")
+        set_to(mixer, theta_log=-math.inf)
+        gates = mixer._decay_and_gain
+
+        def tied(x, dtype):  # 1 - m_t in the place of e^gamma
+            log_decay, _ = gates(x, dtype)
+            return log_decay, -torch.expm1(log_decay)
+
+        mixer._decay_and_gain = tied
+        h = mixer(x)[1].h.detach().numpy()
+        w = weights(mixer)
+        m = np.exp(-np.exp(w["nu_log"]))[:, None]  # the lower bound
+        for b in range(2):
+            real = np.zeros((D, 2))
+            for x_t in x[b].numpy():
+                f = m + (1 - m) * sigmoid(linear(w, "forget_proj", x_t))[:, None]
+                real = f * real + (1 - f) * np.stack([w["B_re"] @ x_t, w["B_im"] @ x_t], -1)
+            np.testing.assert_allclose(h[b], real, rtol=1e-10, atol=1e-12)
+
     @pytest.mark.parametrize(
         ("gamma", "variance"), [("static", (1 - 0.9**2) / (1 - 0.95**2)), ("dynamic", 1.0)]
     )
@@ -293,3 +379,8 @@ class TestLRUForget:
             seqzoo.create_mixer("lru_forget", D, gamma="both")
         with pytest.raises(ValueError, match=r"lru_forget: .*r_min < r_max.*0\.5 and 0\.4"):
             seqzoo.create_mixer("lru_forget", D, r_min=0.5, r_max=0.4)
+        for name in ("lru", "lru_forget"):
+            with pytest.raises(ValueError, match=rf"{name}: .*max_phase above 0.*0\.0"):
+                seqzoo.create_mixer(name, D, max_phase=0.0)
+            with pytest.raises(ValueError, match=rf"{name}: .*state_dim.*at least 1.*0"):
+                seqzoo.create_mixer(name, D, state_dim=0)

@@ -1,4 +1,4 @@
-"""What the papers of linear recurrences state of their mixers, over drawn weights and inputs, and their stacks."""
+"""What the papers of linear recurrences and of attention state of their mixers, over drawn weights and inputs, and stacks."""
 
 import math
 
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import seqzoo
 from seqzoo import LanguageModel, LowerBounds
+from seqzoo.layers import rotate, rotation
 from seqzoo_kernels import linear_scan
 from seqzoo_kernels.forget_gate import forget_gate
 
@@ -248,3 +249,63 @@ def test_griffin_two_recurrences_to_one_local_attention(decay_init):
     torch.testing.assert_close(packed.unflatten(1, (2, 23))[0], whole)
     net.loss(tokens).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
+
+
+# attention
+
+
+@pytest.mark.parametrize("name", ["attention", "fox", "fox_pro"])
+def test_heads_that_share_keys_are_heads_with_equal_keys(name):
+    grouped, x = made(name, num_heads=4, num_kv_heads=2)
+    full, _ = made(name, num_heads=4)
+    with torch.no_grad():
+        for key, own in full.state_dict().items():
+            its = grouped.state_dict()[key]
+            if own.shape == its.shape:
+                own.copy_(its)
+            elif key == "shift_proj.weight":  # a row for each head of keys, then of values
+                own.copy_(its.repeat_interleave(2, 0))
+            else:
+                own.copy_(its.unflatten(0, (2, -1)).repeat_interleave(2, 0).flatten(0, 1))
+    torch.testing.assert_close(full(x)[0], grouped(x)[0])
+
+
+@pytest.mark.parametrize("name", ["attention", "fox", "fox_pro", "transformer_pro"])
+def test_a_window_of_the_whole_sequence_is_none(name):
+    for window in (9, 100):
+        mixer, x = made(name, num_heads=2, window=window)
+        whole, _ = made(name, num_heads=2)
+        assert x.shape[1] == 9
+        torch.testing.assert_close(mixer(x)[0], whole(x)[0], rtol=1e-12, atol=1e-13)
+
+
+@some
+@given(seed=seeds, size=st.floats(0.1, 30), name=st.sampled_from(["attention", "fox"]))
+def test_attention_is_a_mean_of_the_values_so_far(seed, size, name):
+    mixer, x = made(name, seed=seed, num_heads=2)
+    set_to(mixer, out_proj__weight=torch.eye(D))
+    y, v = mixer(size * x)[0], mixer.value_proj(size * x)
+    assert (y <= v.cummax(1).values + 1e-9).all()
+    assert (y >= v.cummin(1).values - 1e-9).all()
+    x[..., 0] = 1 / size
+    set_to(mixer, value_proj__weight=torch.eye(D)[:1].expand(D, -1))
+    torch.testing.assert_close(mixer(size * x)[0], torch.ones_like(x), rtol=1e-12, atol=0)
+
+
+@some
+@given(seed=seeds, order=st.permutations(range(8)))
+def test_attention_without_positions_forgets_the_order_of_the_past(seed, order):
+    mixer, x = made("attention", seed=seed, num_heads=2, rope=False)
+    other = torch.cat([x[:, list(order)], x[:, 8:]], 1)
+    torch.testing.assert_close(mixer(other)[0][:, -1], mixer(x)[0][:, -1])
+
+
+@some
+@given(seed=seeds, shift=st.integers(0, 100_000))
+def test_rotated_scores_know_distances_alone(seed, shift):
+    q, k = drawn(1, T, 2, 8, seed=seed), drawn(1, T, 2, 8, seed=seed + 1)
+    scores = []
+    for start in (0, shift):
+        turn = rotation(torch.arange(start, start + T)[None], 8, 10000.0, torch.float64)
+        scores.append(torch.einsum("bihk,bjhk->bhij", rotate(q, *turn), rotate(k, *turn)))
+    torch.testing.assert_close(scores[0], scores[1], rtol=0, atol=1e-9)

@@ -94,8 +94,8 @@ def test_lower_bounds(form):
     assert (gamma.diff(dim=0) > 0).all()
     assert (gamma < 1).all()
     share = bounds.logits.softmax(0)
-    last = share[1:].sum(0) if form == "lm" else share[:-1].sum(0)
-    torch.testing.assert_close(gamma[-1], last)
+    for k in range(4):
+        torch.testing.assert_close(gamma[k], (share[1 : k + 1] if form == "lm" else share[:k]).sum(0))
     with pytest.raises(ValueError, match=r"lm, exclusive.*'ml'"):
         LowerBounds(4, 8, "ml")
 
@@ -106,7 +106,27 @@ def test_the_stack_learns_its_lower_bounds():
     net.loss(tokens(2, 9)).backward()
     assert net.backbone.lower_bounds.logits.grad.abs().max() > 0
     assert model("hgru", lower_bound=None).backbone.lower_bounds is None
+    unbounded = {"name": "hgrn2", "lower_bound": None}  # the published ablation
+    assert model(unbounded).backbone.lower_bounds is None
+    mixed = model([unbounded, "hgru"], depth=4)
+    assert mixed.backbone.bounded == [1, 3]
+    mixed.loss(tokens(2, 9)).backward()
+    assert all(p.grad is not None for p in mixed.parameters())
     assert model("attention").backbone.lower_bounds is None
+
+
+def test_each_layer_is_handed_its_own_bound():
+    torch.manual_seed(0)
+    stack = model(["hgru", "attention", "hgrn2"], depth=6).backbone
+    torch.nn.init.normal_(stack.lower_bounds.logits, std=2.0)
+    rows, x = iter(stack.lower_bounds()), torch.randn(2, 7, 32).double()
+    h = x
+    for block in stack.blocks:
+        bound = None if block.mixer.registered_name == "attention" else {"lower_bound": next(rows)}
+        h, _ = block(h, shared=bound)
+    torch.testing.assert_close(stack(x)[0], stack.norm(h))
+    _, state = stack(x[:, :-1])
+    torch.testing.assert_close(stack.step(x[:, -1], state)[0], stack.norm(h)[:, -1])
 
 
 def test_errors():

@@ -202,7 +202,10 @@ def _facts(info: MixerInfo, told: Mapping[str, Any], mixer: seqzoo.TokenMixer) -
 def _told(text: str) -> str:
     """The prose with a paragraph for each thing that all docstrings say."""
     text = re.sub(r"(?:^|(?<=\s))(Shapes|State|Weights): ", r"\n\n**\1.** ", prose(text))
-    return re.sub(r"(?:^|(?<=\s))(A step costs|The decay starts)", r"\n\n\1", text)
+    starts = (
+        r"At the start|The phase starts|(?:Projections|All weights|Weights|Parameters)(?: and \w+)? start"
+    )
+    return re.sub(rf"(?:^|(?<=\s))(A step costs|{starts})\b", r"\n\n\1", text)
 
 
 def _growth(info: MixerInfo, mixer: seqzoo.TokenMixer) -> str:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from seqzoo_kernels.checks import state_dtype
+from seqzoo_kernels.checks import check_count, state_dtype
 
 from ..layers import ShortConv, check_choice, check_divides, largest_divisor, make_norm, norm_and_gate
 from ..mixer import Shared, TokenMixer
@@ -36,7 +36,8 @@ class GLA(TokenMixer):
     Shapes: q_t is [H, K], k_t and a_t are [G, K], v_t is [G, V], S is [G, K, V], o_t is [H, V]; H K = expand_k D and
     H V = expand_v D; W_1 is [D, r], W_2 is [r, G K]. State: S, G K V numbers, G K more with the normaliser, and
     (conv_size - 1) (H K + G K + G V) inputs of the short convolution. Weights: 4 D^2 + 24 D by default, without bias and
-    norm. A step costs O(D^2 + D K). The decay starts near sigmoid(0)^{1/16} = 0.958.
+    norm. A step costs O(D^2 + D K). Projections and convolution start as torch's do, the decay near
+    sigmoid(0)^{1/16} = 0.958.
 
     Args:
         dim: width D.
@@ -59,10 +60,10 @@ class GLA(TokenMixer):
         ValueError: an option's value is not as above.
 
     Differences:
-        Defaults are those of flash-linear-attention, whose layers keep the state as [V, K] and whose clamp_min is
-        log_decay_min here. The normaliser is an extension, to compare with `linear_attention`; published is the norm of each
-        head in its place. Decays may be as strong as they like: a chunk's exponents are sums of the gates between two tokens,
-        where a difference of cumulative sums loses digits or overflows.
+        Defaults are those of flash-linear-attention, whose layers keep the state as [V, K], whose clamp_min is log_decay_min
+        here, and whose models start all matrices as N(0, 0.02^2). The normaliser is an extension, to compare with
+        `linear_attention`; published is the norm of each head in its place. Decays may be as strong as they like: a chunk's
+        exponents are sums of the gates between two tokens, where a difference of cumulative sums loses digits or overflows.
 
     Source: Yang et al. 2023, arXiv:2312.06635.
     """
@@ -96,6 +97,9 @@ class GLA(TokenMixer):
         check_divides("gla", "num_kv_heads", self.num_kv_heads, self.num_heads, "num_heads")
         check_choice("gla", "feature_map", feature_map, FEATURE_MAPS)
         check_normalizer("gla", normalize, feature_map, normalizer_eps)
+        check_count("gla", "gate_rank", gate_rank)
+        if not gate_normalizer > 0:
+            raise ValueError(f"gla: expected gate_normalizer above 0, got {gate_normalizer}.")
         if log_decay_min is not None and not log_decay_min <= 0:
             raise ValueError(f"gla: expected log_decay_min of at most 0 or None, got {log_decay_min}.")
         if conv_size < 0:

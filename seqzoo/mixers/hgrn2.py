@@ -39,8 +39,8 @@ class HGRN2(TokenMixer):
 
     Shapes: q_t, f_t and v_t are [H, n] with H n = D, S is [H, n, n], all W are [D, D]. State: S, D n numbers, and
     (conv_size - 1) 3 D inputs of the short convolution. Weights: 4 D^2, without biases, norm and convolution. A step costs
-    O(D^2 + D n). n = 1 is the elementwise recurrence of HGRU. With a lower bound of k / L, where layer k of L starts, f is near
-    (1 + k / L) / 2 at first.
+    O(D^2 + D n). n = 1 is the elementwise recurrence of HGRU. Projections and convolution start as torch's do; with a lower
+    bound of k / L, where layer k of L starts, f is near (1 + k / L) / 2 at first.
 
     Args:
         dim: width D.
@@ -63,8 +63,8 @@ class HGRN2(TokenMixer):
         the defaults (the authors' language models); norm="rms", scale=n^{-1/2}, norm_eps=1e-5 and where wanted conv_size=4
         (flash-linear-attention); and query_act="sigmoid", value_act="silu", norm="layer", norm_eps=1e-5, bias=True (the
         authors' long-range and recall experiments, whose one input projection has the rows of v, q and f in this order). The
-        norm is over all heads together, not over each. The key comes from the logits here; others take 1 - exp(log f), which
-        cancels.
+        norm is over all heads together, not over each. Language models elsewhere start all matrices as N(0, 0.02^2). The key
+        comes from the logits here; others take 1 - exp(log f), which cancels.
 
     Source: Qin et al. 2024, arXiv:2404.07904.
     """

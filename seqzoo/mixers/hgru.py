@@ -38,11 +38,13 @@ class HGRU(TokenMixer):
     Shapes: c_t and h_t are complex [D], f_t and theta are [D], W_f is [D, D], W_c and W_g are [D, 2 D], W_o is [2 D, D]. State:
     h, 2 D numbers. Weights: 7 D^2 + D, without biases and norm. A step costs O(D^2), as the projections do. With low-rank gates
     W_f and W_g are products of two: 4 D^2 + 5 D r weights for rank r. The phase starts at theta_j = 10000^{-2j/D} with j
-    from 0; with a lower bound of k / L, where layer k of L starts, f is near (1 + k / L) / 2 at first.
+    from 0, projections as torch's linear layers do; with a lower bound of k / L, where layer k of L starts, f is near
+    (1 + k / L) / 2 at first.
 
     Args:
         dim: width D.
-        gate_rank: inner width of the forget gate's and the output gate's projections, with bias; None for one matrix each.
+        gate_rank: inner width of the forget gate's and the output gate's projections; None for one matrix each, as in the
+            released code, where versions 2 and 3 have 128.
         gate_act: of the output gate: "silu" (released code) or "sigmoid" (its versions 2 and 3).
         norm_position: "pre_gate", norm(h) * gate (released code), or "post_gate", norm(h * gate) (paper, version 3).
         forget_gate: False is the published ablation without it: h_t = gamma e^{i theta} h_{t-1} + f_t c_t, and with a

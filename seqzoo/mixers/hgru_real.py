@@ -36,8 +36,8 @@ class HGRUReal(TokenMixer):
 
     Shapes: f_t and h_t are [E D], W_f, W_c and W_g are [D, E D], W_o is [E D, D]; each has a bias by default. State: h, E D
     numbers, and (conv_size - 1) 2 E D inputs of the short convolution. Weights: 4 E D^2, without biases, norm and convolution.
-    A step costs O(E D^2), as the projections do. With a lower bound of k / L, where layer k of L starts, f is near
-    (1 + k / L) / 2 at first.
+    A step costs O(E D^2), as the projections do. Projections and convolution start as torch's do; with a lower bound of k / L,
+    where layer k of L starts, f is near (1 + k / L) / 2 at first.
 
     Args:
         dim: width D.

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from seqzoo_kernels import linear_scan
-from seqzoo_kernels.checks import state_dtype
+from seqzoo_kernels.checks import check_count, state_dtype
 from seqzoo_kernels.forget_gate import forget_gate
 
 from ..layers import as_real, check_choice
@@ -34,7 +34,8 @@ class LRU(TokenMixer):
     4 D N + 3 N + D. A step costs O(D N). It is linear in x: the block around it brings the nonlinearity. At the start
     |lambda|^2 is uniform in [r_min^2, r_max^2] and the phase in [0, max_phase]; gamma is log sqrt(1 - |lambda|^2), which gives
     white input unit variance in h; both parts of B are N(0, 1 / 2 D), those of C N(0, 1 / N), and d is N(0, 1). As published,
-    nu, theta, gamma and B train at half the learning rate and without weight decay: `param_groups` says so to an optimiser.
+    nu, theta, gamma and B train at half the learning rate and without weight decay, and C and d as usual:
+    `param_groups` says so to an optimiser.
 
     Args:
         dim: width D.
@@ -71,7 +72,10 @@ class LRU(TokenMixer):
             raise ValueError(
                 f"{self.registered_name}: expected 0 <= r_min < r_max <= 1, got {r_min} and {r_max}."
             )
-        self.state_dim = n = state_dim or dim
+        if not max_phase > 0:
+            raise ValueError(f"{self.registered_name}: expected max_phase above 0, got {max_phase}.")
+        check_count(str(self.registered_name), "state_dim", state_dim)
+        self.state_dim = n = dim if state_dim is None else state_dim
         self.chunk_size = chunk_size
         tiny = 1e-6  # keeps both logarithms finite
         squared = (torch.rand(n) * (r_max**2 - r_min**2) + r_min**2).clamp(tiny, 1 - tiny)
@@ -88,7 +92,11 @@ class LRU(TokenMixer):
         return LRUState(self.zeros(batch, self.state_dim, 2))
 
     def param_rule(self, name: str, parameter: Tensor) -> ParamRule:
-        return ParamRule(0.5, decay=False) if name in RECURRENT else super().param_rule(name, parameter)
+        if name in RECURRENT:
+            return ParamRule(0.5, decay=False)
+        if name == "D":  # a vector that decays: all that is not above did
+            return ParamRule()
+        return super().param_rule(name, parameter)
 
     def _decay_and_gain(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """log |lambda| and the factor of x_t B, [N] or [B, T, N]."""
@@ -125,7 +133,7 @@ class LRUForget(LRU):
 
     This is the baseline that the authors of HGRN describe in their answer to its reviewers. Shapes: as in `lru`; m_t is [N] and
     A is [D, N]. State: h, 2 N numbers. Weights: 5 D N + 3 N + D. A step costs O(D N). Parameters start and train as those of
-    `lru`, with |lambda| = m; A starts as a linear layer's. Without input m_t is (1 + m) / 2.
+    `lru`, with |lambda| = m; A trains as usual and starts as a linear layer's. Without input m_t is (1 + m) / 2.
 
     Args:
         dim: width D.

@@ -35,8 +35,8 @@ class LSTM(TokenMixer):
         o_t = sigmoid(x_t W_o + y_{t-1} R_o + p_o * c_t + b_o)            y_t = o_t * tanh(c_t)
 
     Shapes: all vectors are [E D], each W is [D, E D], each R is [E D, E D], each peephole p is [E D]. State: c and y, 2 E D
-    numbers, and with "FGR" the gates, 5 E D. Weights of the vanilla cell: 4 (E D^2 + E^2 D^2) + 7 E D, and E D^2 more for a
-    projection back to D where E > 1. A step costs O(E^2 D^2), and waits for the step before. All weights start uniform in
+    numbers, and with "FGR" the gates, 5 E D. Weights: 4 (E D^2 + E^2 D^2) + 7 E D of the vanilla cell, and E D^2 more
+    for a projection back to D where E > 1. A step costs O(E^2 D^2), and waits for the step before. All weights start uniform in
     +-1 / sqrt(E D), as those of torch.nn.LSTM, so each gate starts near 1/2.
 
     Args:

@@ -83,7 +83,7 @@ class MinGRU(MinRNN):
     g(u) = u + 1/2 for u >= 0 and sigmoid(u) for u < 0 is positive, as a scan over logarithms needs. Here the scan runs over h
     itself, so a state of either sign is right. Shapes: z_t, c_t and h_t are [E D], W_z and W_c are [D, E D], W_o is [E D, D].
     State: h, E D numbers. Weights: 2 E D^2, and E D^2 for W_o, without biases. A step costs O(E D^2), as the projections do.
-    The decay starts near 0.5.
+    Projections start as torch's linear layers do, the decay near 0.5.
 
     Args:
         dim: width D.
@@ -140,7 +140,7 @@ class MinLSTM(MinRNN):
     The quotients are the sigmoids of log f_t - log i_t and its negative: nothing is divided, however small both gates are. g is
     that of `min_gru`, and with W_i = -W_f, b_i = -b_f it is that mixer with z_t = i_t. Shapes: f_t, i_t, c_t and h_t are [E D],
     W_f, W_i and W_c are [D, E D], W_o is [E D, D]. State: h, E D numbers. Weights: 3 E D^2, and E D^2 for W_o, without biases.
-    A step costs O(E D^2), as the projections do. The decay starts near 0.5.
+    A step costs O(E D^2), as the projections do. Projections start as torch's linear layers do, the decay near 0.5.
 
     Args:
         dim: width D.

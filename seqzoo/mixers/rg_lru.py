@@ -72,8 +72,9 @@ class RGLRU(TokenMixer):
         The paper says that a_t with r_t = 1 starts uniform in [0.9, 0.999]; its released code, recurrentgemma, takes that
         interval for the 8th root of it and draws its square, and is the default here. The code gives the first token the weight
         1, the paper sqrt(1 - a_t^2). The code bounds the derivative of the square root by 1000; here the gradient is the exact
-        one, which in terms of the gates has no pole. In a stack with local attention, a window of W here is W tokens with the
-        token itself; in recurrentgemma it is W + 1.
+        one, which in terms of the gates has no pole. The code's models start W_o with 2 / L of the variance here, L the number
+        of layers. In a stack with local attention, a window of W here is W tokens with the token itself; in recurrentgemma it
+        is W + 1.
 
     Source: De et al. 2024, arXiv:2402.19427, and its released code.
     """
