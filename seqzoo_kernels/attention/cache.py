@@ -63,9 +63,10 @@ def extend(
     after = None
     if log_decay is not None:
         assert isinstance(old, DecayAttentionState)
-        gates = log_decay.to(old.bias.dtype)
+        # On a GPU torch adds up the last axis in parallel, any other one number after the other.
+        gates = log_decay.to(old.bias.dtype).transpose(1, 2)
         # padded before it is cut: a tensor of T - 1 tokens would bind an exported T
-        after = F.pad(gates, (0, 0, 0, 1))[:, 1:].flip(1).cumsum(1).flip(1)
+        after = F.pad(gates, (0, 1))[..., 1:].flip(-1).cumsum(-1).flip(-1).transpose(1, 2).contiguous()
     if full and not slots and not window:  # copies: a state owns its memory
         dense = torch.contiguous_format
         keys = k.to(old.k.dtype, copy=True, memory_format=dense)
