@@ -72,8 +72,8 @@ def test_each_mixer_says_how_its_parameters_are_trained():
     assert {name for name, rule in rules.items() if rule == (0.5, 0.0)} == {
         lru + name for name in ("nu_log", "theta_log", "gamma_log", "B_re", "B_im")
     }
-    assert rules[lru + "C_re"] == rules["embedding.weight"] == (1.0, 0.1)
-    assert rules[lru + "D"] == rules["backbone.norm.weight"] == (1.0, 0.0)
+    assert rules[lru + "C_re"] == rules[lru + "D"] == rules["embedding.weight"] == (1.0, 0.1)
+    assert rules["backbone.norm.weight"] == (1.0, 0.0)
     model.embedding.weight.requires_grad_(False)
     frozen = seqzoo.param_groups(model, lr=1.0, weight_decay=0.1)
     assert all(p is not model.embedding.weight for group in frozen for p in group["params"])

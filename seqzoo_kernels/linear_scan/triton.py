@@ -22,6 +22,9 @@ TILES = {
     4: (((2, 16), (8, 16)), ((2, 8), (2, 16), (8, 16))),
     8: (((4, 8), (8, 8)), ((4, 4), (8, 4))),
 }
+# Of a thread of complex forward tiles with four warps: so three programs share a multiprocessor of an H200, which took
+# 0.52 ms for 0.72 at [8, 2048, 2048].
+REGISTERS = 168
 
 
 def forward(
@@ -133,6 +136,7 @@ def _launch(
     aligned = math.gcd(16, *rows, *steps)
     if not turning:
         flags["EXACT"] = x.dtype == torch.float32
+    capped = turning and not backward and S == 4
     kernel[(tiles * columns,)](
         *[words if p is None else p.view(torch.int64) if p.is_complex() else p for p in pointers],
         words,
@@ -152,6 +156,7 @@ def _launch(
         BD=BD,
         **flags,
         num_warps=S,
+        **({"maxnreg": REGISTERS} if capped else {}),
     )
 
 
