@@ -58,10 +58,12 @@ def hgrn_inputs(
         forget          decay f_t        weight 1 - f_t
         not forget      decay gamma      weight f_t          a decay of 1 where lower_bound is None
 
-    with f of `forget_gate`. c is [B, T, D], or [B, T, D, 2] for complex numbers. A decay that is constant in time is [D].
+    with f of `forget_gate`. c is [B, T, D], or [B, T, D, 2] for complex numbers. A decay that is constant in time is [D]. The
+    real input is bfloat16 where c is, which halves what the scan reads and writes; in float16 small weights would round to 0.
     """
     if forget:
-        return forget_gate(logits, lower_bound, c, activation="silu")
+        half = c.dtype == torch.bfloat16 and c.dim() == logits.dim()
+        return forget_gate(logits, lower_bound, c, activation="silu", dtype=c.dtype if half else None)
     z = logits.to(state_dtype(logits.dtype))
     if lower_bound is None:
         log_decay, weight = z.new_zeros(z.shape[-1]), torch.sigmoid(z)

@@ -55,6 +55,10 @@ KINDS = {
         "microseconds. Ours are judged against float64 first. What takes too long to prepare is given up, and its row says so.",
         "python scripts/gpu_layers.py --json gpu_layers.json",
     ),
+    "gpu_rnn": Kind("lstm and gru on a GPU", "", "python scripts/gpu_rnn.py --json gpu_rnn.json"),
+    "gates": Kind("Gates and norms on a GPU", "", "python scripts/gpu_gates.py; python scripts/gpu_norms.py"),
+    "torchtitan": Kind("torchtitan on a GPU", "", "python scripts/gpu_torchtitan.py"),
+    "parity": Kind("Learning curves of parity", "", "seqzoo compare --task parity"),
     "generation": Kind(
         "Decoding by context",
         "Tokens a second while one sequence is decoded behind contexts of several lengths, and the bytes of its state.",
