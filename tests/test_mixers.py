@@ -159,6 +159,12 @@ def test_an_odd_head_cannot_turn():
     seqzoo.create_mixer("attention", 20, head_dim=5, rope=False)
 
 
+@pytest.mark.parametrize("name", ["attention", "fox", "gla", "linear_attention"])
+def test_no_heads_are_not_the_default(name):
+    with pytest.raises(ValueError, match=r"num_kv_heads.*0"):
+        seqzoo.create_mixer(name, 64, num_kv_heads=0)
+
+
 @pytest.mark.parametrize("name", seqzoo.list_mixers())
 def test_defaults_fit_any_multiple_of_4(name):
     for dim in (16, 20, 36, 44, 68, 100):

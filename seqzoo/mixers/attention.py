@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from seqzoo_kernels import AttentionState, DecayAttentionState, attention
 from seqzoo_kernels.attention import State, reserve
-from seqzoo_kernels.checks import state_dtype
+from seqzoo_kernels.checks import check_count, state_dtype
 from seqzoo_kernels.packs import locate
 
 from ..layers import check_divides, float_norm, largest_divisor, make_norm, rotate, rotation
@@ -77,12 +77,13 @@ class Attention(TokenMixer):
     ) -> None:
         super().__init__(dim)
         name = self.registered_name or "attention"  # its kin share these checks
+        check_count(name, "head_dim", head_dim)
         width = head_dim or largest_divisor(dim, at_most=min(64, dim // self.default_heads), multiple_of=2)
         self.num_heads = max(1, dim // width) if num_heads is None else num_heads
         if head_dim is None:
             check_divides(name, "num_heads", self.num_heads, dim, "dim")
         self.head_dim = head_dim or dim // self.num_heads
-        self.num_kv_heads = num_kv_heads or self.num_heads
+        self.num_kv_heads = self.num_heads if num_kv_heads is None else num_kv_heads
         check_divides(name, "num_kv_heads", self.num_kv_heads, self.num_heads, "num_heads")
         rope = not alibi if rope is None else rope
         self.rotary_dim = (rotary_dim or self.head_dim) if rope else 0

@@ -93,7 +93,7 @@ class GLA(TokenMixer):
         )
         check_divides("gla", "num_heads", self.num_heads, keys, "expand_k * dim")
         check_divides("gla", "num_heads", self.num_heads, values, "expand_v * dim")
-        self.num_kv_heads = num_kv_heads or self.num_heads
+        self.num_kv_heads = self.num_heads if num_kv_heads is None else num_kv_heads
         check_divides("gla", "num_kv_heads", self.num_kv_heads, self.num_heads, "num_heads")
         check_choice("gla", "feature_map", feature_map, FEATURE_MAPS)
         check_normalizer("gla", normalize, feature_map, normalizer_eps)

@@ -83,7 +83,7 @@ class LinearAttention(TokenMixer):
         self.num_heads = next(fitting, whole) if num_heads is None else num_heads
         check_divides("linear_attention", "num_heads", self.num_heads, keys, "expand_k * dim")
         check_divides("linear_attention", "num_heads", self.num_heads, values, "expand_v * dim")
-        self.num_kv_heads = num_kv_heads or self.num_heads
+        self.num_kv_heads = self.num_heads if num_kv_heads is None else num_kv_heads
         check_divides("linear_attention", "num_kv_heads", self.num_kv_heads, self.num_heads, "num_heads")
         check_choice("linear_attention", "feature_map", feature_map, FEATURE_MAPS)
         check_choice("linear_attention", "norm", norm, (None, "rms", "simple_rms", "layer"))
