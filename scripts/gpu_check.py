@@ -1,13 +1,16 @@
 """What only a GPU can show of the contract: right numbers there, no wait for the device, decoding inside a CUDA graph.
 
-    python scripts/gpu_check.py [--json FILE]
+    python scripts/gpu_check.py [--jobs 4] [--json FILE]
 
 Prints a row a check and one summary line; fails if any check does.
 """
 
 import argparse
 import copy
+import itertools
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -95,29 +98,31 @@ def graph(name: str) -> float:
     return error
 
 
+CHECKS: dict[str, Callable[[str], float]] = {
+    "float32": lambda name: numbers(name, torch.float32, 1e-4),
+    "bfloat16": lambda name: numbers(name, torch.bfloat16, 1e-1),
+    "no wait for the device": no_wait,
+    "CUDA graph of a step": graph,
+}
+
+
+def run_check(name: str, check: str) -> dict[str, Any]:
+    row = {"mixer": name, "check": check}
+    try:
+        return {**row, "passed": True, "error": CHECKS[check](name)}
+    except Exception as error:
+        return {**row, "passed": False, "why": f"{type(error).__name__}: {error}"[:300]}
+
+
 def main() -> None:
     """Run every check on every registered mixer."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=4, help="processes")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    checks: dict[str, Callable[[str], float]] = {
-        "float32": lambda name: numbers(name, torch.float32, 1e-4),
-        "bfloat16": lambda name: numbers(name, torch.bfloat16, 1e-1),
-        "no wait for the device": no_wait,
-        "CUDA graph of a step": graph,
-    }
     rows = []
-    for name in seqzoo.list_mixers():
-        for check, run in checks.items():
-            try:
-                row = {"mixer": name, "check": check, "passed": True, "error": run(name)}
-            except Exception as error:
-                row = {
-                    "mixer": name,
-                    "check": check,
-                    "passed": False,
-                    "why": f"{type(error).__name__}: {error}"[:300],
-                }
+    with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
+        for row in pool.map(run_check, *zip(*itertools.product(seqzoo.list_mixers(), CHECKS), strict=True)):
             rows.append(row)
             print(row, flush=True)
     failed = sum(not row["passed"] for row in rows)
