@@ -152,7 +152,7 @@ def d_values_kernel(
     tl.store(tile(dv_ptr, first, G * V, group, V, i, vv), dv, mask=(i[:, None] < n) & (vv[None, :] < V))
 
 
-@triton.jit(do_not_specialize=["T", "chunks"])
+@triton.jit(do_not_specialize=["T", "chunks", "tokens"])
 def d_keys_kernel(
     q_ptr,
     k_ptr,
