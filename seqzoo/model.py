@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from . import generate as generation
 from .bounds import FORMS, LowerBounds, takes_bound
+from .directions import Bidirectional
 from .mixer import Shared, TokenMixer
 from .registry import create_mixer, mixer_from_config
 
@@ -22,19 +23,19 @@ class Block(nn.Module):
     Called as a mixer is, and with the mixer's state.
 
     Args:
-        mixer: of width D.
+        mixer: of width D; without a state and steps if it is `Bidirectional`.
         ffn_dim: inner width of the SwiGLU.
         dropout: of both branches.
         norm_eps: of both norms.
     """
 
     def __init__(
-        self, mixer: TokenMixer, ffn_dim: int, *, dropout: float = 0.0, norm_eps: float = 1e-6
+        self, mixer: TokenMixer | Bidirectional, ffn_dim: int, *, dropout: float = 0.0, norm_eps: float = 1e-6
     ) -> None:
         super().__init__()
         dim = mixer.dim
         self.mixer_norm = nn.RMSNorm(dim, eps=norm_eps)
-        self.mixer = mixer
+        self.mixer: Any = mixer
         self.ffn_norm = nn.RMSNorm(dim, eps=norm_eps)
         self.ffn_in = nn.Linear(dim, 2 * ffn_dim, bias=False)
         self.ffn_out = nn.Linear(ffn_dim, dim, bias=False)
