@@ -163,6 +163,8 @@ def _fastest(records: Sequence[Record]) -> str:
                 (f"`{op}` {prose(label)}", best, floor, told or "–", prose(record.machine), link),
             )
         for row in record.rows("case", "ways"):
+            if row.get("length"):  # a point of a chart on its own page
+                continue
             ways = {
                 name: way.get("forward and backward", way.get("forward")) for name, way in row["ways"].items()
             }
