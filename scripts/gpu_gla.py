@@ -272,8 +272,9 @@ def stages(per: str, dtype: torch.dtype, gate: float | None) -> dict[str, Callab
             call,
             call.groups,
             None,
-            (q, do, g, final, chunks, call.spans, d_states, empty),
+            (q, do, g, final, chunks, call.spans, d_states, empty, empty),
             scale=scale,
+            ENDS=False,
         ),
         "d_values": lambda: launch(
             backend.d_values_kernel,

@@ -82,6 +82,19 @@ def test_decays_near_one(variant, dtype):
     check(case, "triton", "chunked", dtype, chunk_size=16)
 
 
+@pytest.mark.parametrize("dtype", [SINGLE, HALF], ids=str)
+@pytest.mark.parametrize("variant", GATES)
+def test_rows_in_parts(variant, dtype, monkeypatch):
+    """Few rows of many chunks: 7 of them in 4 parts, of which the last has one; gates of all kinds, both states."""
+    monkeypatch.setattr(backend, "LEAST", 1)
+    monkeypatch.setattr(backend, "PROGRAMS", 4)
+    case = Attention().make(variant, T=110, size=5, B=1)
+    inputs = case.cast(dtype)
+    call = backend.Call.of(*(inputs[n] for n in "qkv"), inputs.get("log_decay"), None, 16)
+    assert (call.count, call.parts) == (7, 4)
+    check(case, "triton", "chunked", dtype, chunk_size=16)
+
+
 def test_mild_and_strong_chunks(small_tiles):
     """Half-precision chunks go two ways; here both happen in one call, in either order, by any of the channels' tiles."""
     log_decay = -0.2 * torch.rand(1, 64, 1, 20, generator=torch.Generator().manual_seed(0)).double()

@@ -30,6 +30,19 @@ def test_both_passes(dtype, width, per, tmp_path, monkeypatch):
         assert "wgmma.mma_async" in built.asm["ptx"], built.metadata.name
 
 
+def test_a_long_row(tmp_path, monkeypatch):
+    """Gone through in parts: the passes over states are launched twice, first for the ends of the parts."""
+    x = torch.zeros(1, 20000, 2, 128, dtype=torch.bfloat16)
+    call = (x, x, x, torch.zeros(x.shape), None, None, 1.0, "chunked", 0)
+    assert backend.Call.of(x, x, x, call[3], None, 0).parts > 2
+    with hopper.launches(monkeypatch, tmp_path) as found:
+        out, final = backend.forward(*call)
+        backend.backward(out, final, out, final, *call)
+    names = [built.metadata.name for built in found]
+    assert (names.count("states_kernel"), names.count("d_states_kernel")) == (4, 2)
+    assert all(built.metadata.shared < hopper.SHARED_MEMORY for built in found)
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_step(packed, tmp_path, monkeypatch):
     x = torch.zeros(1, 3, 2, 128, dtype=torch.bfloat16)

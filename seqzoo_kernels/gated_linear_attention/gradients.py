@@ -32,7 +32,7 @@ from .tiles import (
 )
 
 
-@triton.jit(do_not_specialize=["T", "chunks"])
+@triton.jit(do_not_specialize=["T", "chunks", "parts"])
 def d_states_kernel(
     q_ptr,
     do_ptr,
@@ -42,8 +42,10 @@ def d_states_kernel(
     chunks_of_ptr,
     d_states_ptr,
     d_initial_ptr,
+    sums_ptr,
     T,
     chunks,
+    parts,
     scale,
     H: tl.constexpr,
     G: tl.constexpr,
@@ -51,6 +53,7 @@ def d_states_kernel(
     V: tl.constexpr,
     GATE: tl.constexpr,
     PACKED: tl.constexpr,
+    ENDS: tl.constexpr,
     EXACT: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
@@ -58,6 +61,7 @@ def d_states_kernel(
     OPERAND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    """ENDS, from a gradient of 0, and what is written then: as in states_kernel."""
     row, group = tl.program_id(0) // G, tl.program_id(0) % G
     blocks: tl.constexpr = (V + BV - 1) // BV
     kk = (tl.program_id(1) // blocks) * BK + tl.arange(0, BK)
@@ -65,16 +69,22 @@ def d_states_kernel(
     inside = (kk[:, None] < K) & (vv[None, :] < V)
     i, j = tl.arange(0, C), tl.arange(0, C)
     gate_row: tl.constexpr = G * K if GATE == CHANNEL else G
-    dS = tl.load(block(d_final_ptr, row, G, group, K, V, kk, vv), mask=inside, other=0.0)
-    first_chunk, count = span(row, chunks_of_ptr, T, C, PACKED)
+    dS = tl.zeros([BK, BV], tl.float32)
+    if not ENDS:
+        dS = tl.load(block(d_final_ptr, row, G, group, K, V, kk, vv), mask=inside, other=0.0)
+    first_chunk, count = span(row, chunks_of_ptr, T, parts, C, PACKED)
+    all_gates = tl.zeros([BK], tl.float32)
     for m in range(count):
         c = first_chunk + count - 1 - m
         first, n = place_of(c, chunks_ptr, T, chunks, C, PACKED)
-        tl.store(block(d_states_ptr, c, G, group, K, V, kk, vv), dS, mask=inside)
+        if not ENDS:
+            tl.store(block(d_states_ptr, c, G, group, K, V, kk, vv), dS, mask=inside)
         if GATE != NONE:
             g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE)
             up = tl.exp(prefix(g, i, j, GATE, EXACT))
             dS = passed(dS, tl.sum(g, 0)[:, None], EXACT)
+            if ENDS:
+                all_gates += tl.sum(g, 0)
         for r in tl.static_range(H // G):
             head = group * (H // G) + r
             q = load_tile(q_ptr, first, n, H * K, head, K, i, kk).to(tl.float32) * scale
@@ -83,6 +93,8 @@ def d_states_kernel(
                 q = q * up
             dS = product(tl.trans(q), do, dS, OPERAND, PRECISION)
     tl.store(block(d_initial_ptr, row, G, group, K, V, kk, vv), dS, mask=inside)
+    if ENDS:
+        tl.store(sums_ptr + (row.to(tl.int64) * G + group) * K + kk, all_gates, mask=kk < K)
 
 
 @triton.jit(do_not_specialize=["T", "chunks"])

@@ -32,14 +32,16 @@ from .tiles import (
 
 
 @triton.jit
-def span(n, chunks_of_ptr, T, C: tl.constexpr, PACKED: tl.constexpr):
-    """The chunks of row or sequence n: first, count."""
+def span(n, chunks_of_ptr, T, parts, C: tl.constexpr, PACKED: tl.constexpr):
+    """The chunks of sequence n, or of part n of the rows, each cut into as many parts: first, count."""
     if PACKED:
         first = tl.load(chunks_of_ptr + n)
         return first, tl.load(chunks_of_ptr + n + 1) - first
     else:
         each = (T + C - 1) // C
-        return n * each, each
+        part = (each + parts - 1) // parts
+        begin = tl.minimum(n % parts * part, each)
+        return n // parts * each + begin, tl.minimum(part, each - begin)
 
 
 @triton.jit
@@ -48,7 +50,7 @@ def block(ptr, c, G, group, K, V, k, v):
     return ptr + (c.to(tl.int64) * G + group) * (K * V) + (k[:, None] * V + v[None, :])
 
 
-@triton.jit(do_not_specialize=["T", "chunks"])
+@triton.jit(do_not_specialize=["T", "chunks", "parts"])
 def states_kernel(
     k_ptr,
     v_ptr,
@@ -61,12 +63,14 @@ def states_kernel(
     sums_ptr,
     T,
     chunks,
+    parts,
     G: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
     GATE: tl.constexpr,
     PACKED: tl.constexpr,
     HAS_STATE: tl.constexpr,
+    ENDS: tl.constexpr,
     EXACT: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
@@ -74,6 +78,7 @@ def states_kernel(
     OPERAND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    """ENDS: only the state at the end of each part of a row, from a state of 0, and in sums_ptr its gates' sums."""
     row, group = tl.program_id(0) // G, tl.program_id(0) % G
     blocks: tl.constexpr = (V + BV - 1) // BV
     kk = (tl.program_id(1) // blocks) * BK + tl.arange(0, BK)
@@ -84,11 +89,13 @@ def states_kernel(
     S = tl.zeros([BK, BV], tl.float32)
     if HAS_STATE:
         S = tl.load(block(initial_ptr, row, G, group, K, V, kk, vv), mask=inside, other=0.0)
-    first_chunk, count = span(row, chunks_of_ptr, T, C, PACKED)
+    first_chunk, count = span(row, chunks_of_ptr, T, parts, C, PACKED)
+    all_gates = tl.zeros([BK], tl.float32)
     for m in range(count):
         c = first_chunk + m
         first, n = place_of(c, chunks_ptr, T, chunks, C, PACKED)
-        tl.store(block(states_ptr, c, G, group, K, V, kk, vv), S, mask=inside)
+        if not ENDS:
+            tl.store(block(states_ptr, c, G, group, K, V, kk, vv), S, mask=inside)
         k = load_tile(k_ptr, first, n, G * K, group, K, i, kk).to(tl.float32)
         v = load_tile(v_ptr, first, n, G * V, group, V, i, vv)
         if GATE != NONE:
@@ -96,13 +103,17 @@ def states_kernel(
             k = k * tl.exp(suffix(g, i, j, GATE, EXACT))
             total = tl.sum(g, 0)
             S = passed(S, total[:, None], EXACT)
-            if GATE == CHANNEL:
+            if ENDS:
+                all_gates += total
+            elif GATE == CHANNEL:
                 half = tl.sum(tl.where(i[:, None] < C // 2, g, 0.0), 0)
                 place = sums_ptr + (c.to(tl.int64) * G + group) * K + kk
                 tl.store(place, half, mask=kk < K)
                 tl.store(place + tl.cast(chunks, tl.int64) * (G * K), total, mask=kk < K)
         S = product(tl.trans(k), v, S, OPERAND, PRECISION)
     tl.store(block(final_ptr, row, G, group, K, V, kk, vv), S, mask=inside)
+    if ENDS:
+        tl.store(sums_ptr + (row.to(tl.int64) * G + group) * K + kk, all_gates, mask=kk < K)
 
 
 @triton.jit(do_not_specialize=["T", "chunks"])

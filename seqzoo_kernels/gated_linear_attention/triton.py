@@ -1,6 +1,7 @@
 """gated_linear_attention on a GPU: shapes and launches; the kernels are in kernels.py."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..hopper import SAFE_WIDTH
+from ..linear_scan import triton as scan
 from ..sizes import cdiv, next_power_of_2
 from .chunks import Table
 from .gradients import d_keys_kernel, d_states_kernel, d_values_kernel
@@ -36,6 +38,7 @@ TILES = {
     },
 }
 PROGRAMS = 128  # fewer leave much of a GPU idle
+LEAST = 32  # chunks of a part of a row
 STATE = 8192  # numbers of a state that a program of the recurrent mode holds
 
 
@@ -84,20 +87,15 @@ def backward(
     do = grad_out.contiguous()
     states, sums = _states(call, state, torch.empty_like(final))
     d_states, d_initial = torch.empty_like(states), torch.empty_like(final)
-    pointers: tuple[Tensor, ...] = (
-        call.q,
-        do,
-        call.g,
-        grad_final.float().contiguous(),
-        call.chunks,
-        call.spans,
-        d_states,
-        d_initial,
-    )
-    _launch(d_states_kernel, "d_states", call, call.groups, None, pointers, scale=scale)
 
+    def through(start: Optional, end: Tensor, gates: Tensor, ends: bool) -> None:
+        start = end if start is None else start
+        pointers = (call.q, do, call.g, start, call.chunks, call.spans, d_states, end, gates)
+        _launch(d_states_kernel, "d_states", call, call.groups, None, pointers, scale=scale, ENDS=ends)
+
+    _through_rows(call, through, grad_final.float().contiguous(), d_initial, backwards=True)
     dv = call.new(v, v.shape[:3])
-    pointers = (call.q, call.k, call.g, do, d_states, call.chunks, sums, dv)
+    pointers: tuple[Tensor, ...] = (call.q, call.k, call.g, do, d_states, call.chunks, sums, dv)
     _launch(d_values_kernel, "d_values", call, call.groups, call.V, pointers, scale=scale)
 
     dq, dk = call.new(q, q.shape[:3], call.K), call.new(k, k.shape[:3], call.K)
@@ -180,6 +178,16 @@ class Call:
     def state_shape(self) -> tuple[int, int, int]:
         return self.groups, self.K, self.V
 
+    @property
+    def parts(self) -> int:
+        """Of each row, gone through side by side after a first pass to their ends, which pays with three of them."""
+        BK, BV, _, _ = TILES[self.q.element_size()]["states"]
+        programs = self.rows * self.groups * cdiv(self.K, BK) * cdiv(self.V, BV)
+        if self.cu is not None or not programs:
+            return 1
+        parts = min(2 * PROGRAMS // programs, self.count // self.rows // LEAST)
+        return parts if parts > 2 else 1
+
     def new(self, like: Tensor, shape: Any, width: int | None = None) -> Tensor:
         """Where a result goes: the kernels write every token but those outside the sequences of a pack."""
         make = like.new_empty if self.cu is None else like.new_zeros
@@ -192,7 +200,7 @@ def _tile(call: Call, name: str) -> tuple[int, int, int, int]:
     BK, BV = fit(BK, call.K), fit(BV, call.V)
     # Few rows take narrower parts of a state, for these kernels go through all tokens one by one.
     if name in ("states", "d_states"):
-        rows = (1 if call.cu is not None else call.rows) * call.groups * cdiv(call.K, BK)
+        rows = (1 if call.cu is not None else call.rows * call.parts) * call.groups * cdiv(call.K, BK)
         while rows * cdiv(call.V, BV) < PROGRAMS and BV > SAFE_WIDTH:
             BV //= 2
     return BK, BV, 2 if min(BK, BV) < SAFE_WIDTH else warps, stages
@@ -211,7 +219,7 @@ def _launch(
     state where that is None."""
     BK, BV, warps, stages = _tile(call, name)
     if split is None:
-        grid = (call.rows * heads, cdiv(call.K, BK) * cdiv(call.V, BV))
+        grid = (call.rows * call.parts * heads, cdiv(call.K, BK) * cdiv(call.V, BV))
     else:
         grid = (call.count * heads, cdiv(split, BK if name == "d_keys" else BV))
     if not grid[0] * grid[1]:
@@ -235,6 +243,7 @@ def _launch(
         "MIXED": next_power_of_2(call.K) if two_ways else 0,
         "T": call.q.shape[1],
         "chunks": call.count,
+        "parts": call.parts,
         **numbers,
     }
     given = {name: value for name, value in given.items() if name in kernel.arg_names}
@@ -256,10 +265,53 @@ def _states(call: Call, state: Optional, final: Tensor) -> tuple[Tensor, Tensor]
     states = call.q.new_empty(call.count, *call.state_shape)
     size = call.count if call.gate == CHANNEL.value else 0
     sums = call.q.new_empty(2, size, call.groups, call.K, dtype=torch.float32)
-    initial = final if state is None else state
-    pointers = (call.k, call.v, call.g, initial, call.chunks, call.spans, states, final, sums)
-    _launch(states_kernel, "states", call, call.groups, None, pointers, HAS_STATE=state is not None)
+
+    def through(start: Optional, end: Tensor, gates: Tensor, ends: bool) -> None:
+        begin = end if start is None else start
+        pointers = (
+            call.k,
+            call.v,
+            call.g,
+            begin,
+            call.chunks,
+            call.spans,
+            states,
+            end,
+            gates if ends else sums,
+        )
+        options = {"HAS_STATE": start is not None, "ENDS": ends}
+        _launch(states_kernel, "states", call, call.groups, None, pointers, **options)
+
+    _through_rows(call, through, state, final)
     return states, sums
+
+
+def _through_rows(
+    call: Call,
+    through: Callable[[Optional, Tensor, Tensor, bool], None],
+    start: Optional,
+    end: Tensor,
+    *,
+    backwards: bool = False,
+) -> None:
+    """Writes `end` [B, G, K, V], what a pass over states makes of `start`.
+
+    Rows in parts: first what each part makes of 0, and its gates' sums; from these what each part starts with; then all.
+    """
+    if call.parts == 1:
+        return through(start, end, end, False)
+    shape = (call.rows, call.parts, *call.state_shape)
+    ends, gates = end.new_empty(shape), end.new_empty(*shape[:-1])
+    through(None, ends, gates, True)
+    log_decay = gates[..., None].expand(shape).reshape(*shape[:2], -1)
+    first = end.new_zeros(end.shape) if start is None else start
+    states, last = scan.forward(
+        log_decay, ends.flatten(2), None, first.flatten(1), None, backwards, "parallel", 0
+    )
+    end.copy_(last.view_as(end))
+    states = states.view(shape)
+    starts = [states[:, 1:], first[:, None]] if backwards else [first[:, None], states[:, :-1]]
+    return through(torch.cat(starts, 1), torch.empty_like(ends), gates, False)
 
 
 def _recurrent(call: Call, state: Optional, scale: float, out: Tensor, final: Tensor) -> None:
