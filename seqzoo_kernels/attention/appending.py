@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..sizes import cdiv, next_power_of_2
-from .cache import DecayAttentionState, State
+from .cache import DecayAttentionState, State, slides
 
 SLOTS = 64  # a tile
 BLOCK = 1024  # numbers copied at once
@@ -122,7 +122,7 @@ def append_(
         k.stride(0), k.stride(2), v.stride(0), v.stride(2), gate.stride(0),
         *state.k.stride()[:3], *state.v.stride()[:3],
         G=groups, H=heads, BH=next_power_of_2(heads), K=K, V=V,
-        HAS_GATE=isinstance(state, DecayAttentionState), HAS_WINDOW=window > 0, SLIDES=bool(window and slots >= window),
+        HAS_GATE=isinstance(state, DecayAttentionState), HAS_WINDOW=window > 0, SLIDES=slides(slots, window),
         SLOTS=SLOTS, BLOCK=min(BLOCK, next_power_of_2(groups * max(K, V))), num_warps=4,
     )  # fmt: skip
     return old[:, None], position, room

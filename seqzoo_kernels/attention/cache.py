@@ -132,9 +132,7 @@ def tokens_held(length: Tensor) -> tuple[int, int] | None:
 def append_(state: State, k: Tensor, v: Tensor, log_decay: Tensor | None, window: int) -> None:
     """`extend` by one token for each row, written into `state`'s own memory, which has room for it."""
     slots = state.k.shape[1]
-    slot = state.length
-    if window and slots >= window:
-        slot = slot % window
+    slot = state.length % window if slides(slots, window) else state.length
     rows = torch.arange(k.shape[0], device=k.device)
     if isinstance(state, DecayAttentionState):
         assert log_decay is not None
@@ -147,10 +145,15 @@ def append_(state: State, k: Tensor, v: Tensor, log_decay: Tensor | None, window
     state.length.add_(1)
 
 
+def slides(slots: int, window: int) -> bool:
+    """Whether a token takes the slot of the one that leaves the window, so that there is always room."""
+    return bool(window) and slots >= window
+
+
 def has_room(state: State, window: int) -> Tensor:
     """Whether `append_` finds a slot in every row, on the device."""
     slots = state.k.shape[1]
-    if window and slots >= window:
+    if slides(slots, window):
         return torch.ones((), dtype=torch.bool, device=state.k.device)
     return (state.length < slots).all()
 
@@ -158,7 +161,7 @@ def has_room(state: State, window: int) -> Tensor:
 def check_room(state: State, window: int, held: tuple[int, int]) -> None:
     """The same as an error, given what `tokens_held` says."""
     slots = state.k.shape[1]
-    if held[1] >= slots and not (window and slots >= window):
+    if held[1] >= slots and not slides(slots, window):
         raise ValueError(
             f"{FULL}: it has {slots} slots and a row holds {held[1]} tokens. "
             "Ask for more with init_state(batch, capacity=...) or reserve(state, room), or step without donate."

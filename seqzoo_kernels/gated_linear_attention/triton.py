@@ -1,6 +1,7 @@
 """gated_linear_attention on a GPU: shapes and launches; the kernels are in kernels.py."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -88,10 +89,11 @@ def backward(
     states, sums = _states(call, state, torch.empty_like(final))
     d_states, d_initial = torch.empty_like(states), torch.empty_like(final)
 
-    def through(start: Optional, end: Tensor, gates: Tensor, ends: bool) -> None:
-        start = end if start is None else start
-        pointers = (call.q, do, call.g, start, call.chunks, call.spans, d_states, end, gates)
-        _launch(d_states_kernel, "d_states", call, call.groups, None, pointers, scale=scale, ENDS=ends)
+    def through(start: Optional, end: Tensor, gates: Optional) -> None:
+        begin, spent = end if start is None else start, end if gates is None else gates
+        pointers = (call.q, do, call.g, begin, call.chunks, call.spans, d_states, end, spent)
+        options = {"scale": scale, "ENDS": gates is not None}
+        _launch(d_states_kernel, "d_states", call, call.groups, None, pointers, **options)
 
     _through_rows(call, through, grad_final.float().contiguous(), d_initial, backwards=True)
     dv = call.new(v, v.shape[:3])
@@ -178,7 +180,7 @@ class Call:
     def state_shape(self) -> tuple[int, int, int]:
         return self.groups, self.K, self.V
 
-    @property
+    @functools.cached_property
     def parts(self) -> int:
         """Of each row, gone through side by side after a first pass to their ends, which pays with three of them."""
         BK, BV, _, _ = TILES[self.q.element_size()]["states"]
@@ -266,20 +268,10 @@ def _states(call: Call, state: Optional, final: Tensor) -> tuple[Tensor, Tensor]
     size = call.count if call.gate == CHANNEL.value else 0
     sums = call.q.new_empty(2, size, call.groups, call.K, dtype=torch.float32)
 
-    def through(start: Optional, end: Tensor, gates: Tensor, ends: bool) -> None:
-        begin = end if start is None else start
-        pointers = (
-            call.k,
-            call.v,
-            call.g,
-            begin,
-            call.chunks,
-            call.spans,
-            states,
-            end,
-            gates if ends else sums,
-        )
-        options = {"HAS_STATE": start is not None, "ENDS": ends}
+    def through(start: Optional, end: Tensor, gates: Optional) -> None:
+        begin, spent = end if start is None else start, sums if gates is None else gates
+        pointers = (call.k, call.v, call.g, begin, call.chunks, call.spans, states, end, spent)
+        options = {"HAS_STATE": start is not None, "ENDS": gates is not None}
         _launch(states_kernel, "states", call, call.groups, None, pointers, **options)
 
     _through_rows(call, through, state, final)
@@ -288,21 +280,21 @@ def _states(call: Call, state: Optional, final: Tensor) -> tuple[Tensor, Tensor]
 
 def _through_rows(
     call: Call,
-    through: Callable[[Optional, Tensor, Tensor, bool], None],
+    through: Callable[[Optional, Tensor, Optional], None],
     start: Optional,
     end: Tensor,
     *,
     backwards: bool = False,
 ) -> None:
-    """Writes `end` [B, G, K, V], what a pass over states makes of `start`.
+    """Writes `end` [B, G, K, V], what a pass over states, `through`, makes of `start`; given `gates`, it makes ends alone.
 
     Rows in parts: first what each part makes of 0, and its gates' sums; from these what each part starts with; then all.
     """
     if call.parts == 1:
-        return through(start, end, end, False)
+        return through(start, end, None)
     shape = (call.rows, call.parts, *call.state_shape)
     ends, gates = end.new_empty(shape), end.new_empty(*shape[:-1])
-    through(None, ends, gates, True)
+    through(None, ends, gates)
     log_decay = gates[..., None].expand(shape).reshape(*shape[:2], -1)
     first = end.new_zeros(end.shape) if start is None else start
     states, last = scan.forward(
@@ -311,7 +303,7 @@ def _through_rows(
     end.copy_(last.view_as(end))
     states = states.view(shape)
     starts = [states[:, 1:], first[:, None]] if backwards else [first[:, None], states[:, :-1]]
-    return through(torch.cat(starts, 1), torch.empty_like(ends), gates, False)
+    return through(torch.cat(starts, 1), torch.empty_like(ends), None)
 
 
 def _recurrent(call: Call, state: Optional, scale: float, out: Tensor, final: Tensor) -> None:
