@@ -34,9 +34,8 @@ class Bidirectional(nn.Module):
         _check_mixers("Bidirectional", [mixer, *([] if backward is None else [backward])])
         self.dim = mixer.dim
         self.mixer = mixer
-        self.own_backward = (
-            backward  # None where the weights are shared: a module under two names would be saved twice
-        )
+        # None where the weights are shared: a module under two names would be saved twice
+        self.own_backward = backward
 
     @property
     def backward_mixer(self) -> TokenMixer:

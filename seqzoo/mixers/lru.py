@@ -94,7 +94,7 @@ class LRU(TokenMixer):
     def param_rule(self, name: str, parameter: Tensor) -> ParamRule:
         if name in RECURRENT:
             return ParamRule(0.5, decay=False)
-        if name == "D":  # a vector that decays: all that is not above did
+        if name == "D":  # the one vector that decays, as in the authors' groups
             return ParamRule()
         return super().param_rule(name, parameter)
 
