@@ -8,7 +8,6 @@ line; fails if any check does. Checks run in several processes, for most of thei
 """
 
 import argparse
-import functools
 import random
 import traceback
 from concurrent.futures import ProcessPoolExecutor
@@ -29,29 +28,43 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 GATES = (0.0, -1e-6, -3e-4, -0.1, -1.0, -20.0, -1e3, -1e9, -torch.inf)
 SPEED = ((8, 2048, 2048), (1, 16384, 2048), (1, 131072, 256))
 TURNING = ("constant phase, complex", "varying phase, complex", "constant decay and phase, complex")
-# For --only tiles: segments, steps, channels, tiles that look back together, and the registers a thread may have (None: 255).
-CANDIDATES: dict[Any, tuple[tuple[int, int, int, int, int | None], ...]] = {
+Tile = triton_scan.Tile
+CANDIDATES: dict[Any, tuple[triton_scan.Tile, ...]] = {  # for --only tiles
     torch.bfloat16: (
-        (4, 16, 64, 8, None),
-        (4, 16, 64, 8, 128),
-        (4, 16, 64, 16, 128),
-        (4, 8, 64, 8, None),
-        (4, 8, 64, 8, 96),
-        (2, 16, 64, 8, None),
-        (2, 16, 64, 8, 128),
-        (8, 16, 64, 16, 128),
+        Tile(4, 16, 64, 8, 4),
+        Tile(2, 32, 64, 8, 2),
+        Tile(4, 16, 16, 8, 1),
+        Tile(4, 8, 32, 8, 1),
+        Tile(2, 16, 32, 8, 1),
+        Tile(2, 32, 32, 8, 1),
+        Tile(2, 16, 64, 8, 1),
+        Tile(4, 16, 64, 16, 4),
+        Tile(4, 16, 32, 8, 1),
+    ),
+    torch.float32: (
+        Tile(2, 16, 64, 8, 2),
+        Tile(2, 8, 64, 8, 2),
+        Tile(4, 8, 16, 8, 1),
+        Tile(4, 16, 16, 8, 1),
+        Tile(2, 16, 32, 8, 1),
+        Tile(2, 8, 32, 8, 1),
     ),
     TURNING[0]: (
-        (4, 8, 64, 8, None),
-        (4, 8, 64, 8, 168),
-        (4, 4, 64, 8, None),
-        (4, 4, 64, 8, 128),
-        (8, 4, 64, 16, None),
-        (8, 4, 64, 16, 128),
-        (2, 8, 64, 8, None),
-        (2, 4, 64, 8, None),
+        Tile(4, 8, 64, 8, 4, 168),
+        Tile(4, 4, 64, 8, 4),
+        Tile(4, 8, 16, 8, 1),
+        Tile(4, 8, 16, 8, 1, 128),
+        Tile(8, 8, 8, 8, 1),
+        Tile(8, 8, 8, 16, 1),
+        Tile(8, 8, 8, 8, 1, 128),
+        Tile(8, 4, 8, 8, 1),
+        Tile(8, 4, 8, 16, 1),
+        Tile(4, 4, 16, 8, 1),
+        Tile(8, 4, 8, 8, 1, 96),
+        
     ),
-    TURNING[2]: ((4, 8, 64, 8, None), (4, 4, 64, 8, None), (4, 4, 64, 8, 128), (8, 4, 64, 16, 128)),
+    TURNING[1]: (Tile(8, 8, 8, 8, 1), Tile(8, 4, 8, 8, 1), Tile(4, 8, 16, 8, 1), Tile(4, 4, 16, 8, 1)),
+    TURNING[2]: (Tile(8, 8, 8, 8, 1), Tile(8, 4, 8, 8, 1), Tile(4, 8, 16, 8, 1), Tile(4, 4, 16, 8, 1)),
 }
 
 
@@ -318,16 +331,6 @@ def speed(B: int, T: int, D: int, kind: Any) -> dict[str, float]:
     return {name: round(value, 4) for name, value in times.items()}
 
 
-class Limited:
-    """A kernel whose threads may have so many registers."""
-
-    def __init__(self, kernel: Any, registers: int) -> None:
-        self.kernel, self.registers = kernel, registers
-
-    def __getitem__(self, grid: Any) -> Any:
-        return functools.partial(self.kernel[grid], maxnreg=self.registers)
-
-
 def tile_speeds(jobs: int) -> list[dict[str, Any]]:
     """Every tile of CANDIDATES on the largest shape; they are compiled side by side first."""
     cases = [(kind, tile) for kind, tiles in CANDIDATES.items() for tile in tiles]
@@ -340,15 +343,10 @@ def tile_speeds(jobs: int) -> list[dict[str, Any]]:
 
 def tile_speed(case: tuple[Any, Any], compile_only: bool) -> dict[str, Any]:
     """The passes with this tile."""
-    kind, (*tile, registers) = case
-    setattr(triton_scan, "_tiling", lambda *_: tile)  # noqa: B010
-    row: dict[str, Any] = {"kind": str(kind), "tile": tile, "registers": registers}
-    modules = (triton_scan.kernels, triton_scan.rotating)
-    plain = [(m, n, getattr(m, n)) for m in modules for n in ("forward_kernel", "backward_kernel")]
+    kind, tile = case
+    setattr(triton_scan, "_tile_of", lambda *_: tile)  # noqa: B010
+    row: dict[str, Any] = {"kind": str(kind), **tile._asdict()}
     try:
-        if registers is not None:
-            for module, name, kernel in plain:
-                setattr(module, name, Limited(kernel, registers))
         if not compile_only:
             return row | speed(8, 2048, 2048, kind)
         turning = isinstance(kind, str)
@@ -359,9 +357,6 @@ def tile_speed(case: tuple[Any, Any], compile_only: bool) -> dict[str, Any]:
         return row
     except Exception as error:
         return {**row, "why": f"{type(error).__name__}: {error}"[:200]}
-    finally:
-        for module, name, kernel in plain:
-            setattr(module, name, kernel)
 
 
 def main() -> None:

@@ -17,9 +17,10 @@ def small_tiles(monkeypatch):
     """Several tiles, several segments and a part of each, at lengths that the interpreter can bear."""
 
     def tiling(x, mode, backward, turning):
-        return (1, 1, 8, 2) if x.shape[1] == 1 else (1, 7, 4, 2) if mode == "recurrent" else (2, 4, 4, 2)
+        tile = (1, 1, 8, 2) if x.shape[1] == 1 else (1, 7, 4, 2) if mode == "recurrent" else (2, 4, 4, 2)
+        return backend.Tile(*tile, 1)
 
-    monkeypatch.setattr(backend, "_tiling", tiling)
+    monkeypatch.setattr(backend, "_tile_of", tiling)
 
 
 @pytest.mark.parametrize("mode", ["parallel", "recurrent"])

@@ -19,6 +19,7 @@ from .rotation import (
     exact_turn_of,
     join,
     load,
+    short,
     store,
     through,
     turn_of,
@@ -84,6 +85,7 @@ def forward_kernel(
         phase = tl.load(phase_ptr + d, mask=inside, other=0.0)[None, :]
         angle = angle_of(phase)
         c, sin, c_lost, s_lost = exact_turn_of(angle)
+        c = c + 0.0 * phase.to(tl.float32)  # a phase that is NaN
     for l in tl.static_range(L):
         here = (l < n) & inside[None, :]
         if PACKED:
@@ -97,9 +99,9 @@ def forward_kernel(
         if not STEADY:
             phase = tl.load(phase_tile + one * l * phase_step, mask=here, other=0.0)
             angle = angle_of(phase)
-            c, sin = turn_of(angle)
+            c, sin = turn_of(short(angle))
+            c = c + 0.0 * phase.to(tl.float32)  # a phase that is NaN
             c_lost, s_lost = c, sin  # not used
-        g = g + 0.0 * phase.to(tl.float32)  # a phase that is NaN
         decay, rest = decay_of(g, True)
         if PACKED:
             if HAS_STATE:
@@ -109,28 +111,22 @@ def forward_kernel(
             cut = begins | (sequence < 0)
             g = tl.where(cut, float("-inf"), g)
             decay, rest = tl.where(cut, 0.0, decay), tl.where(cut, 0.0, rest)
-        new_re, new_im = turned(c, sin, c_lost, s_lost, k_re, k_im, STEADY)
-        new_re, new_im = decayed(decay, rest, new_re, new_im, x_re, x_im)
-        if CONSTANT or STEADY:  # what is read for each step is 0 behind the last one
-            G, A = G + tl.where(l < n, g, 0.0), A + tl.where(l < n, angle, 0)
-            k_re, k_im = tl.where(l < n, new_re, k_re), tl.where(l < n, new_im, k_im)
-        else:
-            G, A, k_re, k_im = G + g, A + angle, new_re, new_im
+        G, A = G + g, A + angle
+        k_re, k_im = turned(c, sin, c_lost, s_lost, k_re, k_im, STEADY)
+        k_re, k_im = decayed(decay, rest, k_re, k_im, x_re, x_im)
         decays, rests, xs_re, xs_im = decays + (decay,), rests + (rest,), xs_re + (x_re,), xs_im + (x_im,)
         coses, sines = coses + (c,), sines + (sin,)
 
     re, im = tl.zeros([BD], tl.float32), tl.zeros([BD], tl.float32)
     if HAS_STATE and not PACKED:
         re, im = load(state_ptr + b * D + d, inside, True)
-    G, A, k_re, k_im, G_tile, A_tile, re_tile, im_tile = before_segments(G, A, k_re, k_im, s, S, BD)
-    re, im, end_re, end_im = through(
-        re, im, G_tile, A_tile, re_tile, im_tile, tile, tiles, column, inside, words_ptr, CHAINED, GROUP, BD
-    )
-    if not PACKED:  # noqa: SIM102 (known when compiled, the other one is not)
-        if tile == tiles - 1:
-            store(final_ptr + b * D + d, end_re, end_im, inside)
+    f_re, f_im, k_re, k_im, G_tile, A_tile, re_tile, im_tile = before_segments(G, A, k_re, k_im, s, S, BD)
+    if CHAINED:
+        re, im = through(
+            re, im, G_tile, A_tile, re_tile, im_tile, tile, tiles, column, inside, words_ptr, GROUP, BD
+        )
 
-    h_re, h_im = join(G, A, re[None, :], im[None, :], k_re, k_im, False)
+    h_re, h_im = join(f_re, f_im, re[None, :], im[None, :], k_re, k_im)
     if not STEADY:
         c_lost, s_lost = coses[0], sines[0]  # not used
     for l in tl.static_range(L):
@@ -140,7 +136,9 @@ def forward_kernel(
         store(out_tile + one * l * D, h_re, h_im, here)
         if PACKED:
             sequence, begins, ends = place_of(l, n, i, sequence_ptr + t, one)
-            store(final_ptr + sequence * D + d[None, :], h_re, h_im, here & ends)
+        else:
+            sequence, ends = b + tl.zeros_like(t), l == n - 1
+        store(final_ptr + sequence * D + d[None, :], h_re, h_im, here & ends)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -202,6 +200,7 @@ def backward_kernel(
         phase = tl.load(phase_ptr + d, mask=inside, other=0.0)[None, :]
         angle = -angle_of(phase)
         c, sin, c_lost, s_lost = exact_turn_of(angle)
+        c = c + 0.0 * phase.to(tl.float32)  # a phase that is NaN
     for l in tl.static_range(L):
         here = (l < n) & inside[None, :]
         if PACKED:
@@ -215,20 +214,16 @@ def backward_kernel(
         if not STEADY:
             phase = tl.load(phase_tile + one * l * phase_step, mask=here, other=0.0)
             angle = -angle_of(phase)
-            c, sin = turn_of(angle)
+            c, sin = turn_of(short(angle))
+            c = c + 0.0 * phase.to(tl.float32)  # a phase that is NaN
             c_lost, s_lost = c, sin  # not used
-        g = g + 0.0 * phase.to(tl.float32)  # a phase that is NaN
         decay, rest = decay_of(g, True)
         if PACKED:
             end_re, end_im = load(d_final_ptr + sequence * D + d[None, :], here & begins, True)
             dy_re, dy_im = dy_re + end_re, dy_im + end_im
-        new_re, new_im = turned(c, sin, c_lost, s_lost, k_re + dy_re, k_im + dy_im, STEADY)
-        new_re, new_im = decayed(decay, rest, new_re, new_im, 0.0, 0.0)
-        if CONSTANT or STEADY:  # what is read for each step is 0 behind the last one
-            G, A = G + tl.where(l < n, g, 0.0), A + tl.where(l < n, angle, 0)
-            k_re, k_im = tl.where(l < n, new_re, k_re), tl.where(l < n, new_im, k_im)
-        else:
-            G, A, k_re, k_im = G + g, A + angle, new_re, new_im
+        G, A = G + g, A + angle
+        k_re, k_im = turned(c, sin, c_lost, s_lost, k_re + dy_re, k_im + dy_im, STEADY)
+        k_re, k_im = decayed(decay, rest, k_re, k_im, 0.0, 0.0)
         if PACKED:
             cut = ends | (sequence < 0)
             G = tl.where(cut, float("-inf"), G)
@@ -253,15 +248,13 @@ def backward_kernel(
     re, im = tl.zeros([BD], tl.float32), tl.zeros([BD], tl.float32)
     if not PACKED:
         re, im = load(d_final_ptr + b * D + d, inside, True)
-    G, A, k_re, k_im, G_tile, A_tile, re_tile, im_tile = before_segments(G, A, k_re, k_im, s, S, BD)
-    re, im, end_re, end_im = through(
-        re, im, G_tile, A_tile, re_tile, im_tile, tile, tiles, column, inside, words_ptr, CHAINED, GROUP, BD
-    )
-    if not PACKED:  # noqa: SIM102 (known when compiled, the other one is not)
-        if tile == tiles - 1:
-            store(d_state_ptr + b * D + d, end_re, end_im, inside)
+    f_re, f_im, k_re, k_im, G_tile, A_tile, re_tile, im_tile = before_segments(G, A, k_re, k_im, s, S, BD)
+    if CHAINED:
+        re, im = through(
+            re, im, G_tile, A_tile, re_tile, im_tile, tile, tiles, column, inside, words_ptr, GROUP, BD
+        )
 
-    k_re, k_im = join(G, A, re[None, :], im[None, :], k_re, k_im, False)
+    k_re, k_im = join(f_re, f_im, re[None, :], im[None, :], k_re, k_im)
     total_g, total_phase = tl.zeros([S, BD], tl.float32), tl.zeros([S, BD], tl.float32)
     if not STEADY:
         c_lost, s_lost = coses[0], sines[0]  # not used
@@ -277,7 +270,10 @@ def backward_kernel(
             none = sequence < 0
             dx_re, dx_im = tl.where(none, 0.0, dx_re), tl.where(none, 0.0, dx_im)
             dg, dphase = tl.where(none, 0.0, dg), tl.where(none, 0.0, dphase)
-            store(d_state_ptr + sequence * D + d[None, :], k_re, k_im, here & ends)
+        else:
+            sequence, ends = b + tl.zeros_like(t), l == n - 1
+        store(d_state_ptr + sequence * D + d[None, :], k_re, k_im, here & ends)
+        if PACKED:
             k_re, k_im = tl.where(ends | none, 0.0, k_re), tl.where(ends | none, 0.0, k_im)
         if COMPLEX:
             store(dx_ptr + at + one * l * D, dx_re, dx_im, here)

@@ -2,11 +2,12 @@
 
     h_t = e^{g_t + i phase_t} h_{t-1} + x_t
 
-An angle is a whole number, of which 2^48 are a turn: so sums of angles are exact, however many turns they are. A decay and a
-turn are applied one after the other, each with what its rounding lost where that would repeat at every step or in every tile.
+An angle is a whole number, of which 2^48 are a turn: so sums of angles are exact, however many turns they are. Where it becomes
+a cosine and a sine it is cut to 2^-32 turns, a short one. A decay and a turn that repeat at every step are applied one after
+the other, with what their rounding lost; what joins segments and tiles is a product, made once from the sums of each.
 
-A tile hands on two words: the sum of its log-decays with its angle, of which 2^32 are a turn there, and the state that it ends
-with from a state of 0. The last tile of a group hands on one, the state after it.
+A tile hands on two words: the sum of its log-decays with its short angle, and the state that it ends with from a state of 0. The
+last tile of a group hands on one, the state after it, which is joined exactly to the one a group before.
 """
 
 import triton
@@ -16,15 +17,26 @@ from .lookback import decay_of, parts_of, read, wait_for, word_of
 
 PER_RADIAN = tl.constexpr(0.15915494309189535)  # turns
 RADIANS = tl.constexpr(6.283185307179586 / 2**48)  # of the unit of angles
+SHORT_RADIANS = tl.constexpr(6.283185307179586 / 2**32)
+
+
+@triton.jit
+def _word(re, im):
+    low = re.to(tl.uint32, bitcast=True).to(tl.int64)
+    return (im.to(tl.int32, bitcast=True).to(tl.int64) << 32) | low
+
+
+@triton.jit
+def _number(word):
+    re, im = word.to(tl.int32), (word >> 32).to(tl.int32)
+    return re.to(tl.float32, bitcast=True), im.to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def load(place, mask, COMPLEX: tl.constexpr):
     """Real and imaginary part, in float32, of real numbers or of complex ones, which are read whole as 64 bits."""
     if COMPLEX:
-        word = tl.load(place, mask=mask, other=0)
-        re, im = word.to(tl.int32), (word >> 32).to(tl.int32)
-        return re.to(tl.float32, bitcast=True), im.to(tl.float32, bitcast=True)
+        return _number(tl.load(place, mask=mask, other=0))
     else:
         re = tl.load(place, mask=mask, other=0.0).to(tl.float32)
         return re, tl.zeros_like(re)
@@ -32,8 +44,7 @@ def load(place, mask, COMPLEX: tl.constexpr):
 
 @triton.jit
 def store(place, re, im, mask):
-    low = re.to(tl.uint32, bitcast=True).to(tl.int64)
-    tl.store(place, (im.to(tl.int32, bitcast=True).to(tl.int64) << 32) | low, mask=mask)
+    tl.store(place, _word(re, im), mask=mask)
 
 
 @triton.jit
@@ -46,10 +57,9 @@ def angle_of(phase):
 
 
 @triton.jit
-def _quarters(angle):
-    """An angle as quarter turns, mod 4, and a rest of at most half of one."""
-    quarters = (angle + (1 << 45)) >> 46
-    return (quarters & 3).to(tl.int32), angle - (quarters << 46)
+def short(angle):
+    """An angle, rounded to one of which 2^32 are a turn."""
+    return ((angle + (1 << 15)) >> 16).to(tl.int32)
 
 
 @triton.jit
@@ -62,26 +72,26 @@ def _by_quarters(quarters, c, s):
 
 @triton.jit
 def turn_of(angle):
-    """Cosine and sine in float32: their series, whose last terms are 2e-9 and 1e-10 of the first."""
-    quarters, rest = _quarters(angle)
-    r = rest.to(tl.float32) * RADIANS
+    """Cosine and sine in float32 of a short angle: their series, whose last terms are 2e-9 and 1e-10 of the first."""
+    quarters = (angle + (1 << 29)) >> 30
+    r = (angle - (quarters << 30)).to(tl.float32) * SHORT_RADIANS
     q = r * r
     s = ((q * (1.0 / 362880.0) - 1.0 / 5040.0) * q + 1.0 / 120.0) * q - 1.0 / 6.0
     c = (((q * (-1.0 / 3628800.0) + 1.0 / 40320.0) * q - 1.0 / 720.0) * q + 1.0 / 24.0) * q - 0.5
-    return _by_quarters(quarters, c * q + 1.0, s * (q * r) + r)
+    return _by_quarters(quarters & 3, c * q + 1.0, s * (q * r) + r)
 
 
 @triton.jit
 def exact_turn_of(angle):
     """Cosine and sine, rounded, and what the rounding lost: from their series in float64."""
-    quarters, rest = _quarters(angle)
-    r = rest.to(tl.float64) * RADIANS
+    quarters = (angle + (1 << 45)) >> 46
+    r = (angle - (quarters << 46)).to(tl.float64) * RADIANS
     q = r * r
     s = q * (1.0 / 6227020800.0) - 1.0 / 39916800.0
     s = (((s * q + 1.0 / 362880.0) * q - 1.0 / 5040.0) * q + 1.0 / 120.0) * q - 1.0 / 6.0
     c = q * (-1.0 / 87178291200.0) + 1.0 / 479001600.0
     c = ((((c * q - 1.0 / 3628800.0) * q + 1.0 / 40320.0) * q - 1.0 / 720.0) * q + 1.0 / 24.0) * q - 0.5
-    cos, sin = _by_quarters(quarters, c * q + 1.0, s * (q * r) + r)
+    cos, sin = _by_quarters((quarters & 3).to(tl.int32), c * q + 1.0, s * (q * r) + r)
     c, s = cos.to(tl.float32), sin.to(tl.float32)
     return c, s, (cos - c.to(tl.float64)).to(tl.float32), (sin - s.to(tl.float64)).to(tl.float32)
 
@@ -102,64 +112,64 @@ def decayed(decay, rest, re, im, x_re, x_im):
 
 
 @triton.jit
-def join(g, angle, re, im, k_re, k_im, EXACT: tl.constexpr):
-    """e^{g + i angle} h + k; exactly where it is applied over and over."""
+def exact_join(g, angle, re, im, k_re, k_im):
+    """e^{g + i angle} h + k, for what is applied over and over."""
     decay, rest = decay_of(g, True)
-    if EXACT:
-        c, s, c_lost, s_lost = exact_turn_of(angle)
-    else:
-        c, s = turn_of(angle)
-        c_lost, s_lost = c, s  # not used
-    re, im = turned(c, s, c_lost, s_lost, re, im, EXACT)
+    c, s, c_lost, s_lost = exact_turn_of(angle)
+    re, im = turned(c, s, c_lost, s_lost, re, im, True)
     return decayed(decay, rest, re, im, k_re, k_im)
 
 
 @triton.jit
-def _combine(g_1, a_1, re_1, im_1, g_2, a_2, re_2, im_2):
-    re, im = join(g_2, a_2, re_1, im_1, re_2, im_2, False)
-    return g_1 + g_2, a_1 + a_2, re, im
+def factor_of(g, angle):
+    """e^{g + i angle} of a short angle, in float32."""
+    decay, rest = decay_of(g, True)
+    c, s = turn_of(angle)
+    return (decay + rest) * c, (decay + rest) * s
 
 
 @triton.jit
-def _words_of(G, A, re, im):
-    """What is handed on: an angle is cut to 2^-32 turns."""
-    return word_of(G, ((A + (1 << 15)) >> 16).to(tl.int32)), word_of(re, im)
+def join(f_re, f_im, re, im, k_re, k_im):
+    """f h + k."""
+    return f_re * re + (k_re - f_im * im), f_im * re + (f_re * im + k_im)
 
 
 @triton.jit
-def _parts_of(first, second):
-    G, A = parts_of(first)
-    re, im = parts_of(second)
-    return G, A.to(tl.int64) << 16, re, im.to(tl.float32, bitcast=True)
+def _combine(f_re_1, f_im_1, re_1, im_1, f_re_2, f_im_2, re_2, im_2):
+    f_re, f_im = f_re_2 * f_re_1 - f_im_2 * f_im_1, f_im_2 * f_re_1 + f_re_2 * f_im_1
+    re, im = join(f_re_2, f_im_2, re_1, im_1, re_2, im_2)
+    return f_re, f_im, re, im
 
 
 @triton.jit
-def _sums(a_1, b_1, a_2, b_2):
-    return a_1 + a_2, b_1 + b_2
+def _sums(g_1, a_1, word_1, g_2, a_2, word_2):
+    return g_1 + g_2, a_1 + a_2, word_1 + word_2
 
 
 @triton.jit
-def _last(first, second, SIZE: tl.constexpr):
-    at = tl.arange(0, SIZE)[:, None] == SIZE - 1
-    first, second = tl.reduce((tl.where(at, first, 0), tl.where(at, second, 0)), 0, _sums)
-    return _parts_of(first, second)
+def _total(G, A, re, im, SIZE: tl.constexpr):
+    """Of rows [SIZE, BD]: the sums of log-decays and of angles, and the state of the last one."""
+    last = tl.arange(0, SIZE)[:, None] == SIZE - 1
+    G, A, word = tl.reduce((G, A, tl.where(last, _word(re, im), 0)), 0, _sums)
+    re, im = _number(word)
+    return G, A, re, im
 
 
 @triton.jit
 def before_segments(G, A, re, im, s, S: tl.constexpr, BD: tl.constexpr):
-    """From each segment's sums and end state, [S, BD]: those of all that lies before it, and of the tile [BD]."""
+    """From each segment's sums and end state, [S, BD]: factor and state of what lies before it; sums and state of the tile [BD]."""
     if S == 1:
-        G_tile, A_tile, re_tile, im_tile = tl.sum(G, 0), tl.sum(A, 0), tl.sum(re, 0), tl.sum(im, 0)
-        G, A, re, im = tl.zeros_like(G), tl.zeros_like(A), tl.zeros_like(re), tl.zeros_like(im)
+        G_tile, A_tile, re_tile, im_tile = _total(G, A, re, im, S)
+        f_re, f_im, re, im = tl.full([S, BD], 1.0, tl.float32), tl.zeros_like(G), tl.zeros_like(G), tl.zeros_like(G)
     else:
-        G, A, re, im = tl.associative_scan((G, A, re, im), 0, _combine)
-        first, second = _words_of(G, A, re, im)
-        G_tile, A_tile, re_tile, im_tile = _last(first, second, S)
+        f_re, f_im = factor_of(G, short(A))
+        f_re, f_im, re, im = tl.associative_scan((f_re, f_im, re, im), 0, _combine)
+        G_tile, A_tile, re_tile, im_tile = _total(G, A, re, im, S)
         previous = tl.broadcast_to(tl.maximum(s - 1, 0), [S, BD])
-        first = tl.where(s > 0, tl.gather(first, previous, 0), 0)
-        second = tl.where(s > 0, tl.gather(second, previous, 0), 0)
-        G, A, re, im = _parts_of(first, second)
-    return G, A, re, im, G_tile, A_tile, re_tile, im_tile
+        f_re, f_im = _number(tl.gather(_word(f_re, f_im), previous, 0))
+        f_re, f_im = tl.where(s > 0, f_re, 1.0), tl.where(s > 0, f_im, 0.0)
+        re, im = _number(tl.where(s > 0, tl.gather(_word(re, im), previous, 0), 0))
+    return f_re, f_im, re, im, G_tile, A_tile, re_tile, im_tile
 
 
 @triton.jit
@@ -175,41 +185,42 @@ def through(
     column,
     inside,
     words_ptr,
-    CHAINED: tl.constexpr,
     GROUP: tl.constexpr,
     BD: tl.constexpr,
 ):
-    """The state before the tile and the one after it; (re, im) is the one before the first tile.
+    """The state before the tile; (re, im) is the one before the first tile.
 
-    words_ptr is [columns, tiles, 2, BD]. The state passes from group to group by two exact joins.
+    words_ptr is [columns, tiles, 2, BD].
     """
-    if CHAINED:
-        in_group = tile % GROUP
-        words = words_ptr + (column.to(tl.int64) * tiles + tile) * (2 * BD) + tl.arange(0, BD)
-        if (in_group < GROUP - 1) & (tile < tiles - 1):
-            first, second = _words_of(G_tile, A_tile, re_tile, im_tile)
-            tl.store(words, first, mask=inside)
-            tl.store(words + BD, second, mask=inside)
-        if tile > 0:
-            n = tl.arange(0, GROUP)[:, None]
-            exists = (n < in_group) & inside[None, :]
-            place = words[None, :] + (n - in_group) * (2 * BD)
-            unwritten = 1
-            while unwritten != 0:
-                none = (read(place, exists) == -1) | (read(place + BD, exists) == -1)
-                unwritten = tl.max(none.to(tl.int32))
-            # read again, as in wait_for
-            G, A, k_re, k_im = _parts_of(read(place, exists), read(place + BD, exists))
-            G, A, k_re, k_im = tl.associative_scan((G, A, k_re, k_im), 0, _combine)
-            first, second = _words_of(G, A, k_re, k_im)
-            G, A, k_re, k_im = _last(first, second, GROUP)
-            if tile >= GROUP:
-                re, im = parts_of(wait_for(words - (in_group + 1) * (2 * BD) + BD, inside))
-                im = im.to(tl.float32, bitcast=True)
-            re, im = join(G, A, re, im, k_re, k_im, True)
-        end_re, end_im = join(G_tile, A_tile, re, im, re_tile, im_tile, True)
-        if (in_group == GROUP - 1) & (tile < tiles - 1):
+    in_group = tile % GROUP
+    words = words_ptr + (column.to(tl.int64) * tiles + tile) * (2 * BD) + tl.arange(0, BD)
+    if (tile < tiles - 1) & (in_group < GROUP - 1):
+        tl.store(words, word_of(G_tile, short(A_tile)), mask=inside)
+        tl.store(words + BD, word_of(re_tile, im_tile), mask=inside)
+    if tile > 0:
+        n = tl.arange(0, GROUP)[:, None]
+        exists = (n < in_group) & inside[None, :]
+        place = words[None, :] + (n - in_group) * (2 * BD)
+        unwritten = 1
+        while unwritten != 0:
+            none = (read(place, exists) == -1) | (read(place + BD, exists) == -1)
+            unwritten = tl.max(none.to(tl.int32))
+        # read again, as in wait_for
+        G, A = parts_of(read(place, exists))
+        k_re, k_im = parts_of(read(place + BD, exists))
+        k_im = k_im.to(tl.float32, bitcast=True)
+        each_re, each_im = factor_of(G, A)
+        each_re, each_im, k_re, k_im = tl.associative_scan((each_re, each_im, k_re, k_im), 0, _combine)
+        G, A, k_re, k_im = _total(G, A, k_re, k_im, GROUP)
+        if tile >= GROUP:
+            re, im = parts_of(wait_for(words - (in_group + 1) * (2 * BD) + BD, inside))
+            im = im.to(tl.float32, bitcast=True)
+        if (tile < tiles - 1) & (in_group == GROUP - 1):
+            tile_re, tile_im = factor_of(G_tile, short(A_tile))
+            end_re, end_im = join(tile_re, tile_im, k_re, k_im, re_tile, im_tile)
+            angle = (A.to(tl.int64) << 16) + A_tile
+            end_re, end_im = exact_join(G + G_tile, angle, re, im, end_re, end_im)
             tl.store(words + BD, word_of(end_re, end_im), mask=inside)
-    else:
-        end_re, end_im = join(G_tile, A_tile, re, im, re_tile, im_tile, True)
-    return re, im, end_re, end_im
+        f_re, f_im = factor_of(G, A)
+        re, im = join(f_re, f_im, re, im, k_re, k_im)
+    return re, im

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,19 +12,39 @@ from ..sizes import cdiv
 from . import kernels, rotating
 
 Optional = Tensor | None
-WIDTH = 64  # channels of a tile, two to a thread
-GROUP = 8  # tiles that look back together, at least
 LONGEST_CHAIN = 64  # groups that wait for each other, above which tiles are larger
-# Segments of a tile and steps of a segment, by the bytes of an element, for the forward and the backward pass: short tiles
-# first. The fastest that were measured on an H200, for real states; those of complex ones leave no register to spill.
+
+
+class Tile(NamedTuple):
+    """What a program has, and how many threads and registers for it."""
+
+    segments: int
+    steps: int  # of a segment
+    channels: int
+    group: int  # tiles that look back together
+    warps: int
+    registers: int | None = None  # of a thread, at most
+
+
+# By the bytes of an element, for the forward and the backward pass: short tiles first. The fastest that were measured on an
+# H200. For real states, a warp has a segment; for complex ones, a warp has all segments of its channels, and joins them
+# without a barrier.
 TILES = {
-    2: (((4, 16), (8, 32)), ((2, 32), (8, 32))),
-    4: (((2, 16), (8, 16)), ((2, 8), (2, 16), (8, 16))),
-    8: (((4, 8), (8, 8)), ((4, 4), (8, 4))),
+    2: (
+        (Tile(4, 16, 64, 8, 4), Tile(8, 32, 64, 16, 8)),
+        (Tile(2, 32, 64, 8, 2), Tile(8, 32, 64, 16, 8)),
+    ),
+    4: (
+        (Tile(2, 16, 64, 8, 2), Tile(8, 16, 64, 16, 8)),
+        (Tile(2, 8, 64, 8, 2), Tile(2, 16, 64, 8, 2), Tile(8, 16, 64, 16, 8)),
+    ),
+    8: (
+        (Tile(8, 8, 8, 8, 1), Tile(8, 8, 8, 32, 1)),
+        (Tile(8, 4, 8, 8, 1), Tile(8, 8, 8, 32, 1)),
+    ),
 }
-# Of a thread of complex forward tiles with four warps: so three programs share a multiprocessor of an H200, which took
-# 0.52 ms for 0.72 at [8, 2048, 2048].
-REGISTERS = 168
+ONE_TOKEN = Tile(1, 1, 256, 1, 1)
+STEP_BY_STEP = 64  # channels of a program that goes through its row alone
 
 
 def forward(
@@ -99,8 +119,8 @@ def _gradient_of(value: Tensor, x: Tensor, mode: str, turning: bool) -> Tensor:
     """Where the gradient of a decay or phase goes; that of a constant is a sum over time a tile."""
     if value.dim() == 3:
         return torch.empty(x.shape, dtype=value.dtype, device=x.device)
-    S, L, _, _ = _tiling(x, mode, True, turning)
-    shape = (cdiv(x.shape[1], S * L), x.shape[0], x.shape[2])
+    tile = _tile_of(x, mode, True, turning)
+    shape = (cdiv(x.shape[1], tile.segments * tile.steps), x.shape[0], x.shape[2])
     return torch.empty(shape, dtype=torch.float32, device=x.device)
 
 
@@ -124,11 +144,11 @@ def _launch(
     batch, length, width = x.shape
     turning = "STEADY" in flags
     backward = kernel in (kernels.backward_kernel, rotating.backward_kernel)
-    S, L, BD, group = _tiling(x, mode, backward, turning)
-    tiles = cdiv(length, S * L)
-    columns = batch * cdiv(width, BD)
+    tile = _tile_of(x, mode, backward, turning)
+    tiles = cdiv(length, tile.segments * tile.steps)
+    columns = batch * cdiv(width, tile.channels)
     if tiles > 1:  # -1 is a word that is not yet written
-        count = tiles * columns * BD * (2 if turning else 1)
+        count = tiles * columns * tile.channels * (2 if turning else 1)
         words = torch.full((count,), -1, dtype=torch.int64, device=x.device)
     else:  # not looked at
         words = torch.empty(1, dtype=torch.int64, device=x.device)
@@ -136,7 +156,6 @@ def _launch(
     aligned = math.gcd(16, *rows, *steps)
     if not turning:
         flags["EXACT"] = x.dtype == torch.float32
-    capped = turning and not backward and S == 4
     kernel[(tiles * columns,)](
         *[words if p is None else p.view(torch.int64) if p.is_complex() else p for p in pointers],
         words,
@@ -150,29 +169,27 @@ def _launch(
         CONSTANT=strided[0].dim() == 1,
         PACKED=sequence is not None,
         CHAINED=tiles > 1,
-        GROUP=group,
-        S=S,
-        L=L,
-        BD=BD,
+        GROUP=tile.group,
+        S=tile.segments,
+        L=tile.steps,
+        BD=tile.channels,
         **flags,
-        num_warps=S,
-        **({"maxnreg": REGISTERS} if capped else {}),
+        num_warps=tile.warps,
+        **({} if tile.registers is None else {"maxnreg": tile.registers}),
     )
 
 
-def _tiling(x: Tensor, mode: str, backward: bool, turning: bool) -> tuple[int, int, int, int]:
-    """Segments, each a warp; steps of a segment; channels; tiles that look back together."""
+def _tile_of(x: Tensor, mode: str, backward: bool, turning: bool) -> Tile:
     length = x.shape[1]
     if length == 1:
-        return 1, 1, 4 * WIDTH, GROUP
+        return ONE_TOKEN
     tiles = TILES[8 if turning else x.element_size()][backward]
     if mode == "recurrent":
-        return 1, tiles[0][1], WIDTH, GROUP
-    for segments, steps in tiles:
-        group = max(GROUP, 2 * segments)
-        if length <= LONGEST_CHAIN * group * segments * steps:
+        return Tile(1, tiles[0].steps, STEP_BY_STEP, tiles[0].group, 1)
+    for tile in tiles:
+        if length <= LONGEST_CHAIN * tile.group * tile.segments * tile.steps:
             break
-    return segments, steps, WIDTH, group
+    return tile
 
 
 def _ends(
