@@ -61,7 +61,6 @@ CANDIDATES: dict[Any, tuple[triton_scan.Tile, ...]] = {  # for --only tiles
         Tile(8, 4, 8, 16, 1),
         Tile(4, 4, 16, 8, 1),
         Tile(8, 4, 8, 8, 1, 96),
-        
     ),
     TURNING[1]: (Tile(8, 8, 8, 8, 1), Tile(8, 4, 8, 8, 1), Tile(4, 8, 16, 8, 1), Tile(4, 4, 16, 8, 1)),
     TURNING[2]: (Tile(8, 8, 8, 8, 1), Tile(8, 4, 8, 8, 1), Tile(4, 8, 16, 8, 1), Tile(4, 4, 16, 8, 1)),

@@ -11,7 +11,7 @@ import torch
 
 from seqzoo_kernels import attention, dispatch, gated_linear_attention, linear_scan
 
-WARM = (130, 5000)  # for short and long tiles
+WARM = (40, 130, 5000)  # in one tile, in short and in long ones
 D, H = 64, 2
 
 

@@ -11,19 +11,19 @@ Complex numbers are read and written whole, as words of 64 bits; states are floa
 import triton
 import triton.language as tl
 
-from .lookback import column_of, decay_of, place_of
+from .lookback import column_of, place_of
 from .rotation import (
     angle_of,
     before_segments,
-    decayed,
-    exact_turn_of,
+    exact_factor_of,
     join,
     load,
+    modulus_of,
     short,
+    step,
     store,
     through,
     turn_of,
-    turned,
 )
 
 # No other kernel for another length: strides of rows come divided by ALIGNED, which does not depend on it.
@@ -76,46 +76,46 @@ def forward_kernel(
     x_tile = x_ptr + b * x_row * ALIGNED + t * x_step + d[None, :]
     out_tile = out_ptr + (b * T + t) * D + d[None, :]
 
-    decays, rests, coses, sines, xs_re, xs_im = (), (), (), (), (), ()
+    fs_re, fs_im, losts_re, losts_im, xs_re, xs_im = (), (), (), (), (), ()
     G, A = tl.zeros([S, BD], tl.float32), tl.zeros([S, BD], tl.int64)
     k_re, k_im = tl.zeros([S, BD], tl.float32), tl.zeros([S, BD], tl.float32)
+    KEEP: tl.constexpr = CONSTANT and STEADY
     if CONSTANT:
-        g_0 = tl.load(g_ptr + d, mask=inside, other=0.0).to(tl.float32)[None, :]
+        g = tl.load(g_ptr + d, mask=inside, other=0.0).to(tl.float32)[None, :]
     if STEADY:
-        phase = tl.load(phase_ptr + d, mask=inside, other=0.0)[None, :]
+        phase = tl.load(phase_ptr + d, mask=inside, other=0.0).to(tl.float32)[None, :]
         angle = angle_of(phase)
-        c, sin, c_lost, s_lost = exact_turn_of(angle)
-        c = c + 0.0 * phase.to(tl.float32)  # a phase that is NaN
+        turn_re, turn_im, lost_re, lost_im = exact_factor_of(g if KEEP else tl.zeros_like(phase), angle)
+        turn_re += 0.0 * phase  # a phase that is NaN
     for l in tl.static_range(L):
         here = (l < n) & inside[None, :]
         if PACKED:
             sequence, begins, ends = place_of(l, n, i, sequence_ptr + t, one)
             here = here & (sequence >= 0)
         x_re, x_im = load(x_tile + one * l * x_step, here, COMPLEX)
-        if CONSTANT:
-            g = g_0
-        else:
+        if not CONSTANT:
             g = tl.load(g_tile + one * l * g_step, mask=here, other=0.0).to(tl.float32)
         if not STEADY:
             phase = tl.load(phase_tile + one * l * phase_step, mask=here, other=0.0)
             angle = angle_of(phase)
-            c, sin = turn_of(short(angle))
-            c = c + 0.0 * phase.to(tl.float32)  # a phase that is NaN
-            c_lost, s_lost = c, sin  # not used
-        decay, rest = decay_of(g, True)
+            turn_re, turn_im = turn_of(short(angle))
+            turn_re += 0.0 * phase.to(tl.float32)
+        f_re, f_im = turn_re, turn_im
+        if not KEEP:
+            modulus = modulus_of(g)
+            f_re, f_im, lost_re, lost_im = modulus * f_re, modulus * f_im, f_re, f_im  # nothing is kept
         if PACKED:
             if HAS_STATE:
                 h_re, h_im = load(state_ptr + sequence * D + d[None, :], here & begins, True)
-                h_re, h_im = turned(c, sin, c_lost, s_lost, h_re, h_im, STEADY)
-                x_re, x_im = decayed(decay, rest, h_re, h_im, x_re, x_im)
+                x_re, x_im = step(f_re, f_im, lost_re, lost_im, h_re, h_im, x_re, x_im, KEEP)
             cut = begins | (sequence < 0)
-            g = tl.where(cut, float("-inf"), g)
-            decay, rest = tl.where(cut, 0.0, decay), tl.where(cut, 0.0, rest)
+            G = tl.where(cut, float("-inf"), G)
+            f_re, f_im = tl.where(cut, 0.0, f_re), tl.where(cut, 0.0, f_im)
+            lost_re, lost_im = tl.where(cut, 0.0, lost_re), tl.where(cut, 0.0, lost_im)
         G, A = G + g, A + angle
-        k_re, k_im = turned(c, sin, c_lost, s_lost, k_re, k_im, STEADY)
-        k_re, k_im = decayed(decay, rest, k_re, k_im, x_re, x_im)
-        decays, rests, xs_re, xs_im = decays + (decay,), rests + (rest,), xs_re + (x_re,), xs_im + (x_im,)
-        coses, sines = coses + (c,), sines + (sin,)
+        k_re, k_im = step(f_re, f_im, lost_re, lost_im, k_re, k_im, x_re, x_im, KEEP)
+        fs_re, fs_im, xs_re, xs_im = fs_re + (f_re,), fs_im + (f_im,), xs_re + (x_re,), xs_im + (x_im,)
+        losts_re, losts_im = losts_re + (lost_re,), losts_im + (lost_im,)
 
     re, im = tl.zeros([BD], tl.float32), tl.zeros([BD], tl.float32)
     if HAS_STATE and not PACKED:
@@ -127,12 +127,9 @@ def forward_kernel(
         )
 
     h_re, h_im = join(f_re, f_im, re[None, :], im[None, :], k_re, k_im)
-    if not STEADY:
-        c_lost, s_lost = coses[0], sines[0]  # not used
     for l in tl.static_range(L):
         here = (l < n) & inside[None, :]
-        h_re, h_im = turned(coses[l], sines[l], c_lost, s_lost, h_re, h_im, STEADY)
-        h_re, h_im = decayed(decays[l], rests[l], h_re, h_im, xs_re[l], xs_im[l])
+        h_re, h_im = step(fs_re[l], fs_im[l], losts_re[l], losts_im[l], h_re, h_im, xs_re[l], xs_im[l], KEEP)
         store(out_tile + one * l * D, h_re, h_im, here)
         if PACKED:
             sequence, begins, ends = place_of(l, n, i, sequence_ptr + t, one)
@@ -191,47 +188,57 @@ def backward_kernel(
     dy_tile = dy_ptr + b * dy_row * ALIGNED + t * dy_step + d[None, :]
     at = (b * T + t) * D + d[None, :]
 
-    decays, rests, coses, sines, dys_re, dys_im = (), (), (), (), (), ()
+    fs_re, fs_im, losts_re, losts_im, dys_re, dys_im = (), (), (), (), (), ()
     G, A = tl.zeros([S, BD], tl.float32), tl.zeros([S, BD], tl.int64)
     k_re, k_im = tl.zeros([S, BD], tl.float32), tl.zeros([S, BD], tl.float32)
+    KEEP: tl.constexpr = CONSTANT and STEADY
     if CONSTANT:
-        g_0 = tl.load(g_ptr + d, mask=inside, other=0.0).to(tl.float32)[None, :]
+        g = tl.load(g_ptr + d, mask=inside, other=0.0).to(tl.float32)[None, :]
     if STEADY:
-        phase = tl.load(phase_ptr + d, mask=inside, other=0.0)[None, :]
+        phase = tl.load(phase_ptr + d, mask=inside, other=0.0).to(tl.float32)[None, :]
         angle = -angle_of(phase)
-        c, sin, c_lost, s_lost = exact_turn_of(angle)
-        c = c + 0.0 * phase.to(tl.float32)  # a phase that is NaN
+        turn_re, turn_im, lost_re, lost_im = exact_factor_of(g if KEEP else tl.zeros_like(phase), angle)
+        turn_re += 0.0 * phase  # a phase that is NaN
     for l in tl.static_range(L):
         here = (l < n) & inside[None, :]
         if PACKED:
             sequence, begins, ends = place_of(l, n, i, sequence_ptr + t, one)
             here = here & (sequence >= 0)
         dy_re, dy_im = load(dy_tile + one * l * dy_step, here, True)
-        if CONSTANT:
-            g = g_0
-        else:
+        if not CONSTANT:
             g = tl.load(g_tile + one * l * g_step, mask=here, other=0.0).to(tl.float32)
         if not STEADY:
             phase = tl.load(phase_tile + one * l * phase_step, mask=here, other=0.0)
             angle = -angle_of(phase)
-            c, sin = turn_of(short(angle))
-            c = c + 0.0 * phase.to(tl.float32)  # a phase that is NaN
-            c_lost, s_lost = c, sin  # not used
-        decay, rest = decay_of(g, True)
+            turn_re, turn_im = turn_of(short(angle))
+            turn_re += 0.0 * phase.to(tl.float32)
+        f_re, f_im = turn_re, turn_im
+        if not KEEP:
+            modulus = modulus_of(g)
+            f_re, f_im, lost_re, lost_im = modulus * f_re, modulus * f_im, f_re, f_im  # nothing is kept
         if PACKED:
             end_re, end_im = load(d_final_ptr + sequence * D + d[None, :], here & begins, True)
             dy_re, dy_im = dy_re + end_re, dy_im + end_im
         G, A = G + g, A + angle
-        k_re, k_im = turned(c, sin, c_lost, s_lost, k_re + dy_re, k_im + dy_im, STEADY)
-        k_re, k_im = decayed(decay, rest, k_re, k_im, 0.0, 0.0)
+        k_re, k_im = step(f_re, f_im, lost_re, lost_im, k_re + dy_re, k_im + dy_im, 0.0, 0.0, KEEP)
         if PACKED:
             cut = ends | (sequence < 0)
             G = tl.where(cut, float("-inf"), G)
             k_re, k_im = tl.where(cut, 0.0, k_re), tl.where(cut, 0.0, k_im)
-        decays, rests = decays + (decay,), rests + (rest,)
-        coses, sines, dys_re, dys_im = coses + (c,), sines + (sin,), dys_re + (dy_re,), dys_im + (dy_im,)
+        fs_re, fs_im, dys_re, dys_im = fs_re + (f_re,), fs_im + (f_im,), dys_re + (dy_re,), dys_im + (dy_im,)
+        losts_re, losts_im = losts_re + (lost_re,), losts_im + (lost_im,)
 
-    hs_re, hs_im = (), ()  # the state before each step of the scan, which is the one after it here
+    re, im = tl.zeros([BD], tl.float32), tl.zeros([BD], tl.float32)
+    if not PACKED:
+        re, im = load(d_final_ptr + b * D + d, inside, True)
+    f_re, f_im, k_re, k_im, G_tile, A_tile, re_tile, im_tile = before_segments(G, A, k_re, k_im, s, S, BD)
+    if CHAINED:
+        re, im = through(
+            re, im, G_tile, A_tile, re_tile, im_tile, tile, tiles, column, inside, words_ptr, GROUP, BD
+        )
+
+    # The state before each step of the scan, which is the one after it here: read late, for the registers.
+    hs_re, hs_im = (), ()
     for l in tl.static_range(L):
         here = (l < n) & inside[None, :]
         if PACKED:
@@ -245,24 +252,12 @@ def backward_kernel(
             h_re, h_im = h_re + h_0_re, h_im + h_0_im
         hs_re, hs_im = hs_re + (h_re,), hs_im + (h_im,)
 
-    re, im = tl.zeros([BD], tl.float32), tl.zeros([BD], tl.float32)
-    if not PACKED:
-        re, im = load(d_final_ptr + b * D + d, inside, True)
-    f_re, f_im, k_re, k_im, G_tile, A_tile, re_tile, im_tile = before_segments(G, A, k_re, k_im, s, S, BD)
-    if CHAINED:
-        re, im = through(
-            re, im, G_tile, A_tile, re_tile, im_tile, tile, tiles, column, inside, words_ptr, GROUP, BD
-        )
-
     k_re, k_im = join(f_re, f_im, re[None, :], im[None, :], k_re, k_im)
     total_g, total_phase = tl.zeros([S, BD], tl.float32), tl.zeros([S, BD], tl.float32)
-    if not STEADY:
-        c_lost, s_lost = coses[0], sines[0]  # not used
     for l in tl.static_range(L):
         here = (l < n) & inside[None, :]
         dx_re, dx_im = k_re + dys_re[l], k_im + dys_im[l]
-        k_re, k_im = turned(coses[l], sines[l], c_lost, s_lost, dx_re, dx_im, STEADY)
-        k_re, k_im = decayed(decays[l], rests[l], k_re, k_im, 0.0, 0.0)
+        k_re, k_im = step(fs_re[l], fs_im[l], losts_re[l], losts_im[l], dx_re, dx_im, 0.0, 0.0, KEEP)
         dg = k_re * hs_re[l] + k_im * hs_im[l]
         dphase = k_im * hs_re[l] - k_re * hs_im[l]
         if PACKED:

@@ -3,11 +3,12 @@
     h_t = e^{g_t + i phase_t} h_{t-1} + x_t
 
 An angle is a whole number, of which 2^48 are a turn: so sums of angles are exact, however many turns they are. Where it becomes
-a cosine and a sine it is cut to 2^-32 turns, a short one. A decay and a turn that repeat at every step are applied one after
-the other, with what their rounding lost; what joins segments and tiles is a product, made once from the sums of each.
+a cosine and a sine it is cut to 2^-32 turns, a short one. A factor e^{g + i angle} is one complex number, rounded: a segment is
+so short that this does not add up, and what joins segments and tiles is made anew from the sums of each. Where a factor is the
+same at every step, and from group to group, it is applied with what its rounding lost.
 
-A tile hands on two words: the sum of its log-decays with its short angle, and the state that it ends with from a state of 0. The
-last tile of a group hands on one, the state after it, which is joined exactly to the one a group before.
+A tile hands on two words: the sum of its log-decays with its short angle, and the state that it ends with from a state of 0.
+The last tile of a group hands on one, the state after it.
 """
 
 import triton
@@ -82,8 +83,22 @@ def turn_of(angle):
 
 
 @triton.jit
-def exact_turn_of(angle):
-    """Cosine and sine, rounded, and what the rounding lost: from their series in float64."""
+def modulus_of(g):
+    decay, rest = decay_of(g, True)
+    return decay + rest
+
+
+@triton.jit
+def factor_of(g, angle):
+    """e^{g + i angle} of a short angle, in float32."""
+    decay = modulus_of(g)
+    c, s = turn_of(angle)
+    return decay * c, decay * s
+
+
+@triton.jit
+def exact_factor_of(g, angle):
+    """e^{g + i angle}, rounded, and what the rounding lost: cosine and sine from their series in float64."""
     quarters = (angle + (1 << 45)) >> 46
     r = (angle - (quarters << 46)).to(tl.float64) * RADIANS
     q = r * r
@@ -92,46 +107,25 @@ def exact_turn_of(angle):
     c = q * (-1.0 / 87178291200.0) + 1.0 / 479001600.0
     c = ((((c * q - 1.0 / 3628800.0) * q + 1.0 / 40320.0) * q - 1.0 / 720.0) * q + 1.0 / 24.0) * q - 0.5
     cos, sin = _by_quarters((quarters & 3).to(tl.int32), c * q + 1.0, s * (q * r) + r)
-    c, s = cos.to(tl.float32), sin.to(tl.float32)
-    return c, s, (cos - c.to(tl.float64)).to(tl.float32), (sin - s.to(tl.float64)).to(tl.float32)
-
-
-@triton.jit
-def turned(c, s, c_lost, s_lost, re, im, KEEP: tl.constexpr):
-    """(c + i s) h, with what rounding lost of the turn."""
-    if KEEP:
-        return c * re + (c_lost * re - s_lost * im - s * im), s * re + (s_lost * re + c_lost * im + c * im)
-    else:
-        return c * re - s * im, s * re + c * im
-
-
-@triton.jit
-def decayed(decay, rest, re, im, x_re, x_im):
-    """(decay + rest) h + x."""
-    return decay * re + (rest * re + x_re), decay * im + (rest * im + x_im)
-
-
-@triton.jit
-def exact_join(g, angle, re, im, k_re, k_im):
-    """e^{g + i angle} h + k, for what is applied over and over."""
     decay, rest = decay_of(g, True)
-    c, s, c_lost, s_lost = exact_turn_of(angle)
-    re, im = turned(c, s, c_lost, s_lost, re, im, True)
-    return decayed(decay, rest, re, im, k_re, k_im)
-
-
-@triton.jit
-def factor_of(g, angle):
-    """e^{g + i angle} of a short angle, in float32."""
-    decay, rest = decay_of(g, True)
-    c, s = turn_of(angle)
-    return (decay + rest) * c, (decay + rest) * s
+    modulus = decay.to(tl.float64) + rest.to(tl.float64)
+    cos, sin = modulus * cos, modulus * sin
+    re, im = cos.to(tl.float32), sin.to(tl.float32)
+    return re, im, (cos - re.to(tl.float64)).to(tl.float32), (sin - im.to(tl.float64)).to(tl.float32)
 
 
 @triton.jit
 def join(f_re, f_im, re, im, k_re, k_im):
     """f h + k."""
     return f_re * re + (k_re - f_im * im), f_im * re + (f_re * im + k_im)
+
+
+@triton.jit
+def step(f_re, f_im, lost_re, lost_im, re, im, x_re, x_im, KEEP: tl.constexpr):
+    """f h + x, with what rounding lost of f."""
+    if KEEP:
+        x_re, x_im = join(lost_re, lost_im, re, im, x_re, x_im)
+    return join(f_re, f_im, re, im, x_re, x_im)
 
 
 @triton.jit
@@ -157,10 +151,11 @@ def _total(G, A, re, im, SIZE: tl.constexpr):
 
 @triton.jit
 def before_segments(G, A, re, im, s, S: tl.constexpr, BD: tl.constexpr):
-    """From each segment's sums and end state, [S, BD]: factor and state of what lies before it; sums and state of the tile [BD]."""
+    """From each segment's sums and end state, [S, BD]: factor and state of all before it, and the tile's sums and state."""
     if S == 1:
         G_tile, A_tile, re_tile, im_tile = _total(G, A, re, im, S)
-        f_re, f_im, re, im = tl.full([S, BD], 1.0, tl.float32), tl.zeros_like(G), tl.zeros_like(G), tl.zeros_like(G)
+        re, im = tl.zeros_like(G), tl.zeros_like(G)
+        f_re, f_im = re + 1.0, im
     else:
         f_re, f_im = factor_of(G, short(A))
         f_re, f_im, re, im = tl.associative_scan((f_re, f_im, re, im), 0, _combine)
@@ -219,7 +214,8 @@ def through(
             tile_re, tile_im = factor_of(G_tile, short(A_tile))
             end_re, end_im = join(tile_re, tile_im, k_re, k_im, re_tile, im_tile)
             angle = (A.to(tl.int64) << 16) + A_tile
-            end_re, end_im = exact_join(G + G_tile, angle, re, im, end_re, end_im)
+            group_re, group_im, lost_re, lost_im = exact_factor_of(G + G_tile, angle)
+            end_re, end_im = step(group_re, group_im, lost_re, lost_im, re, im, end_re, end_im, True)
             tl.store(words + BD, word_of(end_re, end_im), mask=inside)
         f_re, f_im = factor_of(G, A)
         re, im = join(f_re, f_im, re, im, k_re, k_im)

@@ -32,15 +32,15 @@ class Tile(NamedTuple):
 TILES = {
     2: (
         (Tile(4, 16, 64, 8, 4), Tile(8, 32, 64, 16, 8)),
-        (Tile(2, 32, 64, 8, 2), Tile(8, 32, 64, 16, 8)),
+        (Tile(4, 16, 64, 8, 4), Tile(8, 32, 64, 16, 8)),
     ),
     4: (
         (Tile(2, 16, 64, 8, 2), Tile(8, 16, 64, 16, 8)),
         (Tile(2, 8, 64, 8, 2), Tile(2, 16, 64, 8, 2), Tile(8, 16, 64, 16, 8)),
     ),
     8: (
-        (Tile(8, 8, 8, 8, 1), Tile(8, 8, 8, 32, 1)),
-        (Tile(8, 4, 8, 8, 1), Tile(8, 8, 8, 32, 1)),
+        (Tile(8, 8, 8, 8, 1, 128), Tile(8, 8, 8, 32, 1, 128)),
+        (Tile(8, 8, 8, 8, 1, 128), Tile(8, 8, 8, 32, 1, 128)),
     ),
 }
 ONE_TOKEN = Tile(1, 1, 256, 1, 1)
@@ -150,8 +150,8 @@ def _launch(
     if tiles > 1:  # -1 is a word that is not yet written
         count = tiles * columns * tile.channels * (2 if turning else 1)
         words = torch.full((count,), -1, dtype=torch.int64, device=x.device)
-    else:  # not looked at
-        words = torch.empty(1, dtype=torch.int64, device=x.device)
+    else:
+        words = strided[0]  # not looked at
     rows, steps = zip(*[t.stride()[:2] if t.dim() == 3 else (0, 0) for t in strided], strict=True)
     aligned = math.gcd(16, *rows, *steps)
     if not turning:
