@@ -1,7 +1,7 @@
 """How long a call takes on a device, what memory it needs, and how long the first one takes.
 
-Between runs on a GPU the L2 cache is overwritten. That also keeps the device busy while the host prepares the next call, so
-what is timed is the device's work and not the host's, unless the host takes longer than the overwriting.
+Between runs on a GPU the L2 cache is overwritten, several times over: that keeps the device busy while the host prepares the
+next call, so what is timed is the device's work and not the host's, unless the host takes longer than the overwriting.
 """
 
 import json
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 OVERWRITTEN = 2**31  # bytes: half a millisecond
+OVERWRITINGS = 6  # a forward and a backward pass by autograd took a slow host more than one
 ENOUGH_SECONDS = 1.0  # of one thing timed
 COLD_SECONDS = 400
 PRODUCT_STEP = 256  # of a product's size, which suits the tiles of a GPU
@@ -55,7 +56,8 @@ def _device_times(run: Callable[[], object], repeats: int, device: torch.device)
     sink = torch.empty(OVERWRITTEN, dtype=torch.int8, device=device)
     marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
     for start, stop in marks:
-        sink.zero_()
+        for _ in range(OVERWRITINGS):
+            sink.zero_()
         start.record()
         run()
         stop.record()
