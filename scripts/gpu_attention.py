@@ -1,6 +1,6 @@
 """attention's Triton kernels on a GPU: law 8 against float64, bitwise the same twice, tiles swept, pruning timed.
 
-    python scripts/gpu_attention.py [--jobs 12] [--json FILE] [--skip-sweep]
+    python scripts/gpu_attention.py [--jobs 12] [--only checks,sweep,speed] [--json FILE]
 
 Memory is filled with NaN before every call of the checks, which run in several processes. Prints a row a case, the fastest
 tiles for each shape and pass, and one summary line; fails if any check does.
@@ -8,6 +8,7 @@ tiles for each shape and pass, and one summary line; fails if any check does.
 
 import argparse
 import contextlib
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -145,13 +146,8 @@ def step(S: int, dtype: torch.dtype, H: int, G: int, window: int | None) -> floa
 
 def run_check(case: tuple[str, Any, tuple[Any, ...], dict[str, Any]]) -> dict[str, Any]:
     name, function, sizes, options = case
-    setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)  # noqa: B010
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        worst = function(*sizes, **options)
-    except Exception as error:
-        return {"check": name, "passed": False, "why": f"{type(error).__name__}: {error}"[:400]}
-    return {"check": name, "passed": True, "share of the allowed error": round(worst, 3)}
+    with output.poisoned(strictly=False):
+        return output.judged({"check": name}, function, *sizes, **options)
 
 
 def cases() -> list[tuple[str, Any, tuple[Any, ...], dict[str, Any]]]:
@@ -247,14 +243,11 @@ def speed(shape: tuple[int, ...]) -> dict[str, Any]:
     out, lse = ours.forward(*args)
     forward = time(lambda: ours.forward(*args))
     both = forward + time(lambda: ours.backward(do, lse, out, lse, *args))
-    row = {"shape": list(shape), "forward": forward, "both": round(both, 3), "targets": TARGETS.get(shape)}
-    print(row, flush=True)
-    return row
+    return {"shape": list(shape), "forward": forward, "both": round(both, 3), "targets": TARGETS.get(shape)}
 
 
-def pruning() -> list[dict[str, Any]]:
+def pruning() -> Iterator[dict[str, Any]]:
     """Decay times of 10 to 1000 tokens: drawn for each token, and for each head."""
-    rows = []
     shape = (1, 16384, 16, 128)
     for name, draws in (("each token", (1, 16384, 16)), ("each head", (1, 1, 16))):
         gates = -1 / (10 * 100 ** torch.rand(draws, device="cuda")).expand(1, 16384, 16).contiguous()
@@ -266,9 +259,7 @@ def pruning() -> list[dict[str, Any]]:
             row[f"backward, {prune}"] = time(
                 lambda args=args, do=do, out=out, lse=lse: ours.backward(do, lse, out, lse, *args)  # type: ignore[misc]
             )
-        print(row, flush=True)
-        rows.append(row)
-    return rows
+        yield row
 
 
 def main() -> None:
@@ -276,26 +267,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=12, help="processes of the checks")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--skip-sweep", action="store_true")
+    parser.add_argument("--only", default="checks,sweep,speed")
     args = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+    sweeps: list[dict[str, Any]] = []
+    times: list[dict[str, Any]] = []
+    pruned: list[dict[str, Any]] = []
+    log = output.Log(args.json, torch.device("cuda"), sweeps=sweeps, milliseconds=times, pruning=pruned)
     with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
-        for row in pool.map(run_check, cases()):
-            rows.append(row)
-            print(row, flush=True)
-        if not args.skip_sweep:
+        if "checks" in args.only:
+            for row in pool.map(run_check, cases()):
+                log.add(row)
+        if "sweep" in args.only:
             widths = {shape[3] for shape in SHAPES}
             jobs = [(D, name, tile) for D in widths for name, tiles in CANDIDATES.items() for tile in tiles]
             list(pool.map(compile_tile, jobs))
-    sweeps = [] if args.skip_sweep else [sweep(shape) for shape in (SHAPES[0], SHAPES[2], SHAPES[3])]
-    times = [speed(shape) for shape in SHAPES]
-    pruned = pruning()
-    failed = sum(not row["passed"] for row in rows)
-    if args.json:
-        more = {"sweeps": sweeps, "milliseconds": times, "pruning": pruned}
-        output.write(args.json, rows, torch.device("cuda"), **more)
-    print(f"{len(rows) - failed} passed, {failed} failed")
-    raise SystemExit(failed > 0)
+    if "sweep" in args.only:
+        for shape in (SHAPES[0], SHAPES[2], SHAPES[3]):
+            log.add(sweep(shape), sweeps)
+    if "speed" in args.only:
+        for shape in SHAPES:
+            log.add(speed(shape), times)
+        for row in pruning():
+            log.add(row, pruned)
+    log.finish()
 
 
 if __name__ == "__main__":

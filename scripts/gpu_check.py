@@ -107,11 +107,7 @@ CHECKS: dict[str, Callable[[str], float]] = {
 
 
 def run_check(name: str, check: str) -> dict[str, Any]:
-    row = {"mixer": name, "check": check}
-    try:
-        return {**row, "passed": True, "error": CHECKS[check](name)}
-    except Exception as error:
-        return {**row, "passed": False, "why": f"{type(error).__name__}: {error}"[:300]}
+    return output.judged({"mixer": name, "check": check}, CHECKS[check], name, told="error")
 
 
 def main() -> None:
@@ -120,16 +116,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=4, help="processes")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    rows = []
+    log = output.Log(args.json, torch.device("cuda"))
     with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
         for row in pool.map(run_check, *zip(*itertools.product(seqzoo.list_mixers(), CHECKS), strict=True)):
-            rows.append(row)
-            print(row, flush=True)
-    failed = sum(not row["passed"] for row in rows)
-    print(f"{len(rows) - failed} passed, {failed} failed")
-    if args.json:
-        output.write(args.json, rows, torch.device("cuda"))
-    raise SystemExit(failed > 0)
+            log.add(row)
+    log.finish()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ fails if any check does.
 import argparse
 import functools
 import itertools
-import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -113,17 +112,8 @@ def checks() -> list[tuple[str, Callable[..., float], tuple[Any, ...]]]:
 
 def run_check(job: tuple[str, Callable[..., float], Sequence[Any]], device: str) -> dict[str, Any]:
     name, function, given = job
-    setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)  # noqa: B010
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        share = function(*given, device)
-    except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        why = f"{type(error).__name__}: {error}"[:300]
-        return {"check": name, "passed": False, "why": why, "where": f"{where.filename}:{where.lineno}"}
-    finally:
-        torch.use_deterministic_algorithms(False)
-    return {"check": name, "passed": True, "share of the allowed error": round(share, 3)}
+    with output.poisoned(strictly=False):
+        return output.judged({"check": name}, function, *given, device)
 
 
 def speeds() -> dict[str, tuple[Call, Call, Callable[[str], list[Tensor]]]]:
@@ -187,22 +177,16 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", help="cpu: the checks alone, in Triton's interpreter")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    rows: list[dict[str, Any]] = []
     times: list[dict[str, Any]] = []
+    log = output.Log(args.json, torch.device(args.device), milliseconds=times)
     if args.only != "speed":
         with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
             for row in pool.map(functools.partial(run_check, device=args.device), checks()):
-                rows.append(row)
-                print(row, flush=True)
+                log.add(row)
     if args.only != "checks" and args.device.startswith("cuda"):
         for name in speeds():
-            times.append(speed(name, args.device))
-            print(times[-1], flush=True)
-    failed = sum(not row["passed"] for row in rows)
-    if args.json:
-        output.write(args.json, rows, torch.device(args.device), milliseconds=times)
-    print(f"{len(rows) - failed} passed, {failed} failed")
-    raise SystemExit(failed > 0)
+            log.add(speed(name, args.device), times)
+    log.finish()
 
 
 if __name__ == "__main__":

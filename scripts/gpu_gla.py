@@ -9,7 +9,6 @@ if any check does. Checks run in several processes, for most of their time goes 
 
 import argparse
 import random
-import traceback
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -181,15 +180,8 @@ def nothing_new_is_compiled() -> float:
 def run_check(case: tuple[str, Any, tuple[Any, ...], dict[str, Any]]) -> dict[str, Any]:
     """The row of a check."""
     name, function, sizes, kind = case
-    setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)  # noqa: B010
-    torch.use_deterministic_algorithms(True)
-    try:
-        worst = globals()[function](*sizes, **dict(kind))
-    except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        why = f"{type(error).__name__}: {error}"[:300]
-        return {"check": name, "passed": False, "why": why, "where": f"{where.name}:{where.lineno}"}
-    return {"check": name, "passed": True, "share of the allowed error": round(worst, 3)}
+    with output.poisoned():
+        return output.judged({"check": name}, globals()[function], *sizes, **kind)
 
 
 def checks() -> list[tuple[str, str, tuple[Any, ...], dict[str, Any]]]:
@@ -341,14 +333,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     only = args.only.split(",")
-    rows: list[dict[str, Any]] = []
     times: list[dict[str, Any]] = []
     tiled: dict[str, Any] = {}
+    log = output.Log(args.json, torch.device("cuda"), milliseconds=times, tiles=tiled)
     with ProcessPoolExecutor(args.jobs, get_context("spawn"), max_tasks_per_child=1) as pool:
         if "checks" in only:
             for row in pool.map(run_check, checks()):
-                rows.append(row)
-                print(row, flush=True)
+                log.add(row)
         if "tiles" in only:
             jobs = [
                 (per, torch.bfloat16, gate, name, tile)
@@ -359,8 +350,7 @@ def main() -> None:
             list(pool.map(compile_tiles, jobs))
     if "large" in only:
         for function in (many_elements, many_sequences, nothing_new_is_compiled):
-            rows.append(run_check((function.__name__, function.__name__, (), {})))
-            print(rows[-1], flush=True)
+            log.add(run_check((function.__name__, function.__name__, (), {})))
     if "tiles" in only:
         for per, gate in (("channel", 0.06),):
             tiles(per, torch.bfloat16, gate, tiled)
@@ -372,18 +362,11 @@ def main() -> None:
             ("head", 1.0),
             ("none", None),
         ):
-            times.append(speed(per, torch.bfloat16, gate, SHAPE))
-            print(times[-1], flush=True)
+            log.add(speed(per, torch.bfloat16, gate, SHAPE), times)
         for shape in ((1, 16384, 16, 128, 128), (8, 2048, 32, 64, 64), (8, 2048, 4, 256, 512)):
-            times.append(speed("channel", torch.bfloat16, 0.06, shape))
-            print(times[-1], flush=True)
-        times.append(speed("channel", torch.float32, 0.06, SHAPE))
-        print(times[-1], flush=True)
-    failed = sum(not row["passed"] for row in rows)
-    print(f"{len(rows) - failed} passed, {failed} failed")
-    if args.json:
-        output.write(args.json, rows, torch.device("cuda"), milliseconds=times, tiles=tiled)
-    raise SystemExit(failed > 0)
+            log.add(speed("channel", torch.bfloat16, 0.06, shape), times)
+        log.add(speed("channel", torch.float32, 0.06, SHAPE), times)
+    log.finish()
 
 
 if __name__ == "__main__":

@@ -219,8 +219,9 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--dim", type=int, default=2048)
     args = parser.parse_args()
-    bench, start, rows = Bench(args), time.perf_counter(), []
+    bench, start = Bench(args), time.perf_counter()
     sizes = {"B": args.batch, "T": args.length, "D": args.dim, "dtype": "bfloat16"}
+    log = output.Log(args.json, bench.device, sizes=sizes)
     for labels, function, name in parts(bench, args.only.split(",")):
         left = args.seconds - (time.perf_counter() - start)
         if left > 1:
@@ -230,10 +231,7 @@ def main() -> None:
         if bench.shape == SIZE and name in PEERS:
             goals = {"training": TRAINING.get(name, {}), "decoding": DECODING}.get(labels["what"], {})
             row |= {f"{what}, target": goal for what, goal in goals.items() if what in row}
-        rows.append(row)
-        print(row, flush=True)
-        if args.json:
-            output.write(args.json, rows, bench.device, sizes=sizes)
+        log.add(row)
         if bench.device.type == "cuda":
             torch.cuda.empty_cache()
 

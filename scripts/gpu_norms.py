@@ -170,7 +170,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    device, rows = torch.device("cuda"), []
+    device = torch.device("cuda")
+    log = output.Log(args.json, device)
     median = functools.partial(timing.median, device=device, repeats=args.repeats)
     parts: list[Callable[..., dict[str, Any]]] = []
     parts += [speed] * ("speed" in args.only) + [tiles] * ("tiles" in args.only)
@@ -184,13 +185,8 @@ def main() -> None:
             yield part(*case, median)
 
     for row in found():
-        rows.append(row)
-        print(row, flush=True)
-        if args.json:
-            output.write(args.json, rows, device)
-    checked = [row["passed"] for row in rows if "passed" in row]
-    print(f"{sum(checked)} passed, {len(checked) - sum(checked)} failed")
-    raise SystemExit(not all(checked))
+        log.add(row)
+    log.finish()
 
 
 if __name__ == "__main__":

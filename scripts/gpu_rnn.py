@@ -193,20 +193,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     warnings.filterwarnings("error", message="RNN module weights are not part of single contiguous chunk")
-    rows, times = [], []
+    times: list[dict[str, Any]] = []
+    more = {"cudnn": torch.backends.cudnn.version(), "milliseconds": times}
+    log = output.Log(args.json, torch.device(args.device), **more)
     for case, shape, dtype, padded in itertools.product(CASES, CHECKS, DTYPES, (False, True)):
-        rows.append(check(case, shape, dtype, padded, args.device))
-        print(rows[-1], flush=True)
+        log.add(check(case, shape, dtype, padded, args.device))
     if args.device.startswith("cuda"):
         for case, shape, dtype in itertools.product(CASES, SPEED, DTYPES):
-            times.append(speed(case, shape, dtype, args.device, args.repeats))
-            print(times[-1], flush=True)
-    failed = sum(not row["passed"] for row in rows)
-    print(f"{len(rows) - failed} passed, {failed} failed")
-    if args.json:
-        more = {"cudnn": torch.backends.cudnn.version(), "milliseconds": times}
-        output.write(args.json, rows, torch.device(args.device), **more)
-    raise SystemExit(failed > 0)
+            log.add(speed(case, shape, dtype, args.device, args.repeats), times)
+    log.finish()
 
 
 if __name__ == "__main__":

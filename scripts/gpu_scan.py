@@ -8,8 +8,9 @@ line; fails if any check does. Checks run in several processes, for most of thei
 """
 
 import argparse
+import itertools
 import random
-import traceback
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -231,17 +232,8 @@ OTHERS = {
 
 def run_check(name: str, function: Any, sizes: tuple[Any, ...], kind: dict[str, Any]) -> dict[str, Any]:
     """The row of a check."""
-    setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)  # noqa: B010
-    torch.use_deterministic_algorithms(True, warn_only=function is not check)
-    try:
-        worst = function(*sizes, **kind)
-    except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        why = f"{type(error).__name__}: {error}"[:300]
-        return {"check": name, "passed": False, "why": why, "where": f"{where.filename}:{where.lineno}"}
-    finally:
-        torch.use_deterministic_algorithms(False)
-    return {"check": name, "passed": True, "share of the allowed error": round(worst, 3)}
+    with output.poisoned(strictly=function is check):
+        return output.judged({"check": name}, function, *sizes, **kind)
 
 
 def checks() -> list[tuple[str, Any, tuple[Any, ...], dict[str, Any]]]:
@@ -330,14 +322,14 @@ def speed(B: int, T: int, D: int, kind: Any) -> dict[str, float]:
     return {name: round(value, 4) for name, value in times.items()}
 
 
-def tile_speeds(jobs: int) -> list[dict[str, Any]]:
+def tile_speeds(jobs: int) -> Iterator[dict[str, Any]]:
     """Every tile of CANDIDATES on the largest shape; they are compiled side by side first."""
     cases = [(kind, tile) for kind, tiles in CANDIDATES.items() for tile in tiles]
     context = get_context("spawn")
     with ProcessPoolExecutor(jobs, context) as pool:
         list(pool.map(tile_speed, cases, [True] * len(cases)))
     with ProcessPoolExecutor(1, context) as pool:
-        return list(pool.map(tile_speed, cases, [False] * len(cases)))
+        yield from pool.map(tile_speed, cases, [False] * len(cases))
 
 
 def tile_speed(case: tuple[Any, Any], compile_only: bool) -> dict[str, Any]:
@@ -365,34 +357,24 @@ def main() -> None:
     parser.add_argument("--only", choices=("checks", "large", "speed", "tiles"), help="one part of it")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    more: dict[str, Any] = {}
+    log = output.Log(args.json, torch.device("cuda"))
     if args.only in (None, "checks"):
         with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
             for row in pool.map(run_check, *zip(*checks(), strict=True)):
-                rows.append(row)
-                print(row, flush=True)
+                log.add(row)
     if args.only in (None, "large"):
         for name, (function, sizes) in LARGE.items():
-            rows.append(run_check(name, function, sizes, {}))
-            print(rows[-1], flush=True)
+            log.add(run_check(name, function, sizes, {}))
             torch.cuda.empty_cache()
     if args.only in (None, "speed"):
-        more["milliseconds"] = []
-        for sizes in SPEED:
-            for kind in (*DTYPES[:2], *TURNING):
-                times = {"shape": list(sizes), "kind": str(kind), **speed(*sizes, kind)}
-                more["milliseconds"].append(times)
-                print(times, flush=True)
+        times = log.more["milliseconds"] = []
+        for sizes, kind in itertools.product(SPEED, (*DTYPES[:2], *TURNING)):
+            log.add({"shape": list(sizes), "kind": str(kind), **speed(*sizes, kind)}, times)
     if args.only == "tiles":
-        more["tiles"] = tile_speeds(args.jobs)
-        for times in more["tiles"]:
-            print(times, flush=True)
-    failed = sum(not row["passed"] for row in rows)
-    if args.json:
-        output.write(args.json, rows, torch.device("cuda"), **more)
-    print(f"{len(rows) - failed} passed, {failed} failed")
-    raise SystemExit(failed > 0)
+        tiles = log.more["tiles"] = []
+        for row in tile_speeds(args.jobs):
+            log.add(row, tiles)
+    log.finish()
 
 
 if __name__ == "__main__":

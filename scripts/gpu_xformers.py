@@ -7,6 +7,7 @@ nvidia-cuda-runtime-cu12.
 """
 
 import argparse
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -48,22 +49,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    for dtype in DTYPES:
-        for name, sizes, options in CASES:
-            row: dict[str, Any] = {"check": f"{name} {list(sizes)} {dtype}"}
-            try:
-                worst = check(sizes, dtype, options)
-                row |= {"passed": True, "share of the allowed error": round(worst, 3)}
-            except Exception as error:
-                row |= {"passed": False, "why": f"{type(error).__name__}: {error}"[:400]}
-            rows.append(row)
-            print(row, flush=True)
-    failed = sum(not row["passed"] for row in rows)
-    if args.json:
-        output.write(args.json, rows, torch.device("cuda"))
-    print(f"{len(rows) - failed} passed, {failed} failed")
-    raise SystemExit(failed > 0)
+    log = output.Log(args.json, torch.device("cuda"))
+    for dtype, (name, sizes, options) in itertools.product(DTYPES, CASES):
+        log.add(output.judged({"check": f"{name} {list(sizes)} {dtype}"}, check, sizes, dtype, options))
+    log.finish()
 
 
 if __name__ == "__main__":

@@ -156,3 +156,38 @@ def test_no_op_is_the_table_of_all(monkeypatch, capsys):
     monkeypatch.setattr(cpu, "cases", lambda: [real])
     main(["--device", "cpu", "--repeats", "3"])
     assert "real scan [4, 2048, 512]" in capsys.readouterr().out
+
+
+def test_cases_and_ways_are_chosen_by_any_of_several_names(tmp_path, monkeypatch, capsys):
+    points = [linear_scan.real(1, T, 4, torch.float32, plotted=True) for T in (8, 16, 32)]
+    monkeypatch.setattr(ops, "cases", lambda op: points)
+    json_file = tmp_path / "rows.json"
+    chosen = ["--only", "[1, 8,", "--only", "[1, 32,", "--ways", "ours", "--ways", "torch"]
+    main(["linear_scan", "--device", "cpu", "--repeats", "3", *chosen, "--json", str(json_file)])
+    rows = json.loads(json_file.read_text())["rows"]
+    assert [row["length"] for row in rows] == [8, 32]
+    assert list(rows[0]["ways"]) == ["ours", "torch associative_scan", "copy of as many bytes"]
+    main(["linear_scan", "--device", "cpu", "--seconds", "-1"])
+    assert capsys.readouterr().out.count("left out, not begun") == 3
+
+
+def test_what_a_run_found_is_kept_whatever_ends_it(tmp_path, capsys):
+    times: list[dict[str, float]] = []
+    log = output.Log(tmp_path / "rows.json", CPU, times=times)
+    log.add(output.judged({"check": "right"}, lambda x: x / 3, 1.0))
+    log.add(output.judged({"check": "wrong"}, absent))
+    log.add({"ms": 1.5}, times)
+    record = json.loads((tmp_path / "rows.json").read_text())
+    right, missed = record["rows"]
+    assert right == {"check": "right", "passed": True, "share of the allowed error": 0.333}
+    assert missed["why"] == "ImportError: No module named 'peer'" and missed["where"].startswith("absent:")
+    assert record["times"] == [{"ms": 1.5}]
+    with pytest.raises(SystemExit, match="1"):
+        log.finish()
+    assert capsys.readouterr().out.endswith("1 passed, 1 failed\n")
+
+
+def test_poisoned_memory():
+    with output.poisoned():
+        assert torch.empty(3).isnan().all()
+    assert not torch.are_deterministic_algorithms_enabled()

@@ -202,11 +202,11 @@ def _print(row: dict[str, Any]) -> None:
         )
 
 
-def run(device: torch.device, only: str, repeats: int) -> list[dict[str, Any]]:
-    """The rows of the cases whose name contains `only`, printed as they come."""
+def run(device: torch.device, asked: Callable[[str], bool], repeats: int) -> list[dict[str, Any]]:
+    """The rows of the cases whose name is asked for, printed as they come."""
     rows = []
     for case in cases():
-        if only in case.name:
+        if asked(case.name):
             rows.append(run_case(case, device, repeats))
             _print(rows[-1])
     return rows

@@ -4,7 +4,9 @@ import datetime
 import importlib.metadata
 import json
 import platform
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,62 @@ def missed(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def write(path: Path, rows: Sequence[dict[str, Any]], device: torch.device, **more: Any) -> None:
     path.write_text(json.dumps({**record(device), **more, "rows": rows}, indent=1) + "\n")
+
+
+def judged(
+    labels: dict[str, Any],
+    check: Callable[..., float],
+    *given: Any,
+    told: str = "share of the allowed error",
+    **options: Any,
+) -> dict[str, Any]:
+    """The row of a check that returns a number or raises: the labels, and that number as `told`, or why it failed and where."""
+    try:
+        number = float(f"{check(*given, **options):.3g}")
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        why = f"{type(error).__name__}: {error}"[:400]
+        return {**labels, "passed": False, "why": why, "where": f"{where.name}:{where.lineno}"}
+    return {**labels, "passed": True, told: number}
+
+
+@contextmanager
+def poisoned(*, strictly: bool = True) -> Iterator[None]:
+    """Fresh memory is filled with NaN, so that what nobody writes shows. Strictly, an op without a fixed order is an error."""
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)  # noqa: B010 (mypy does not know it)
+    torch.use_deterministic_algorithms(True, warn_only=not strictly)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+class Log(list[dict[str, Any]]):
+    """Rows that are printed, and written to `path`, as they come: whatever ends a run leaves what was found.
+
+    `more` is written beside them, and may grow too.
+    """
+
+    def __init__(self, path: Path | None, device: torch.device, **more: Any) -> None:
+        super().__init__()
+        self.path, self.device, self.more = path, device, more
+
+    def add(self, row: dict[str, Any], where: list[dict[str, Any]] | None = None) -> None:
+        """To the rows, or to a list among `more`."""
+        (self if where is None else where).append(row)
+        print(row, flush=True)
+        self.save()
+
+    def save(self) -> None:
+        if self.path is not None:
+            write(self.path, self, self.device, **self.more)
+
+    def finish(self) -> None:
+        """Write, print a summary of the checks, and exit with 1 if any failed."""
+        self.save()
+        passed = [row["passed"] for row in self if "passed" in row]
+        print(f"{sum(passed)} passed, {len(passed) - sum(passed)} failed")
+        raise SystemExit(int(not all(passed)))
 
 
 def record(device: torch.device) -> dict[str, Any]:
