@@ -103,12 +103,12 @@ def attention(
         raise ValueError(f"attention: expected prune to lie between 0 and 1, got {prune}.")
     q, k, v = checks.autocast(q, k, v)
     scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
-    batch, length = q.shape[:2]
+    length = q.shape[1]
     if donate:
         return _decode(q, k, v, log_decay, scale, window or 0, initial_state, cu_seqlens, backend)
     packed = q, k, v
     tokens = None
-    added = torch.full((batch,), length, device=q.device)
+    added = None  # tokens of each row, where they are not T
     if cu_seqlens is not None:
         tokens = locate(cu_seqlens, length)
         longest = longest_sequence(cu_seqlens, max_seqlen, length)
@@ -133,7 +133,9 @@ def attention(
         out = sdpa.attend(q, k, v, scale, causal=True)
     else:
         new = torch.arange(q.shape[1], device=q.device)
-        position = torch.where(new < added[:, None], state.length[:, None] + new, -1)
+        position = state.length[:, None] + new
+        if added is not None:
+            position = torch.where(new < added[:, None], position, -1)
         key_position = position
         if slots:
             key_position = torch.cat([slot_positions(state.length, slots, window or 0), position], 1)
@@ -146,8 +148,7 @@ def attention(
         args = (q, keys, values, log_decay, bias, position, key_position, scale, window or 0)
         out = _run(name, args, block, prune or 0.0)
         out = out if tokens is None else repack(out, tokens)
-    full = cu_seqlens is None  # each row has T tokens more
-    return out, extend(state, k, v, added, log_decay, window or 0, full=full)
+    return out, extend(state, k, v, added, log_decay, window or 0)
 
 
 def _learns(*tensors: Tensor | None) -> bool:

@@ -48,18 +48,16 @@ def extend(
     old: State,
     k: Tensor,
     v: Tensor,
-    added: Tensor,
+    added: Tensor | None,
     log_decay: Tensor | None,
     window: int,
-    *,
-    full: bool,
 ) -> State:
-    """The state after a pass: `k`, `v` [B, T, ...] of which `added` [B] tokens of each row are real, the first ones.
+    """The state after a pass: `k`, `v` [B, T, ...] of which `added` [B] tokens of each row are real, the first ones; None: all.
 
-    `log_decay` [B, T, H] is 0 behind them. `full`: all of them are real.
+    `log_decay` [B, T, H] is 0 behind them.
     """
     slots = old.k.shape[1]
-    length = old.length + added
+    length = old.length + (k.shape[1] if added is None else added)
     after = None
     if log_decay is not None:
         assert isinstance(old, DecayAttentionState)
@@ -67,7 +65,7 @@ def extend(
         gates = log_decay.to(old.bias.dtype).transpose(1, 2)
         # padded before it is cut: a tensor of T - 1 tokens would bind an exported T
         after = F.pad(gates, (0, 1))[..., 1:].flip(-1).cumsum(-1).flip(-1).transpose(1, 2).contiguous()
-    if full and not slots and not window:  # copies: a state owns its memory
+    if added is None and not slots and not window:  # copies: a state owns its memory
         dense = torch.contiguous_format
         keys = k.to(old.k.dtype, copy=True, memory_format=dense)
         values = v.to(old.v.dtype, copy=True, memory_format=dense)
