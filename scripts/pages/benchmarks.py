@@ -34,7 +34,7 @@ KINDS = {
         "peer's time to ours that we set ourselves before measuring.",
         "python -m seqzoo_kernels.bench --json ops.json",
     ),
-    "scan": Kind("Tiles of linear_scan", "", "python scripts/gpu_scan.py"),
+    "scan": Kind("Tiles of linear_scan", "", "python scripts/gpu_scan.py --only tiles"),
     "linear_scan": Kind(
         "linear_scan", BENCH, "python -m seqzoo_kernels.bench linear_scan --json linear_scan.json"
     ),
