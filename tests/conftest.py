@@ -19,6 +19,19 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 torch.set_num_threads(1)
 
 
+LONG = {
+    "test_interpreted",
+    "test_both_passes",
+    "test_nothing_new_is_compiled",
+    "test_two_processes_compute_what_one_does",
+}
+
+
+def pytest_collection_modifyitems(items):
+    """The longest first: one that began last would keep one worker busy for minutes after the others are done."""
+    items.sort(key=lambda item: getattr(item, "originalname", None) not in LONG)
+
+
 def pytest_collection_finish():
     """The garbage collector need not look through what is imported by now, nor after every 700 objects of a traced graph."""
     gc.freeze()
