@@ -5,7 +5,7 @@
               z_t = conj(k_t) h_{t-1},   d g_t = Re z_t,        d phase_t = -Im z_t
 
 Complex numbers are read and written whole, as words of 64 bits; states are float32. A decay that is constant in time
-(CONSTANT) is read once, and so is a phase (STEADY), whose turn then keeps what rounding lost of it.
+(CONSTANT) is read once, and so is a phase (STEADY); where both are, the one factor keeps what its rounding lost (KEEP).
 """
 
 import triton
