@@ -10,12 +10,16 @@ MODES = ("auto", "parallel", "chunked", "recurrent")
 
 def check_shape(op: str, name: str, tensor: Tensor, expected: Sequence[int | None], letters: str) -> None:
     """`letters` names the axes, such as "B, T, D"; None in `expected` admits any size."""
-    shape = tuple(tensor.shape)
-    if len(shape) == len(expected) and all(e is None or e == s for e, s in zip(expected, shape, strict=True)):
-        return
+    shape = tensor.shape
+    if len(shape) == len(expected):
+        for size, wanted in zip(shape, expected, strict=True):
+            if wanted is not None and size != wanted:
+                break
+        else:
+            return
     sizes = [f"{a.strip()}={e}" for a, e in zip(letters.split(","), expected, strict=True) if e is not None]
     with_sizes = f" with {', '.join(sizes)}" if sizes else ""
-    raise ValueError(f"{op}: expected {name} of shape ({letters}){with_sizes}, got {shape}.")
+    raise ValueError(f"{op}: expected {name} of shape ({letters}){with_sizes}, got {tuple(shape)}.")
 
 
 def check_tensor(op: str, name: str, value: object) -> None:

@@ -5,6 +5,7 @@ import importlib.util
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor
@@ -28,9 +29,12 @@ class Later:
 
     def __init__(self, module: str) -> None:
         self._module = module
+        self._loaded: ModuleType | None = None
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self._module), name)
+        if self._loaded is None:
+            self._loaded = importlib.import_module(self._module)
+        return getattr(self._loaded, name)
 
 
 def no_triton(x: Tensor, name: str = "x") -> str | None:
