@@ -10,8 +10,6 @@ import pytest
 import torch
 
 from seqzoo_kernels import attention, dispatch, gated_linear_attention, linear_scan
-from seqzoo_kernels.linear_scan import triton as scan_backend
-from seqzoo_kernels.linear_scan.triton import TILES
 
 WARM = (130, 5000)  # for short and long tiles
 D, H = 64, 2
@@ -49,9 +47,6 @@ def forgetting(B, T, cu_seqlens, *, window=None):
 )
 def test_nothing_new_is_compiled(call, options, tmp_path, monkeypatch):
     monkeypatch.setattr(dispatch, "no_triton", lambda *_: None)
-    # the scan's tiles cut short: what a kernel is compiled for is the same, and compiling takes a third of the time
-    small = [[[t._replace(segments=2, steps=2) for t in tiles] for tiles in ways] for ways in TILES.values()]
-    monkeypatch.setattr(scan_backend, "TILES", dict(zip(TILES, small, strict=True)))
     draw = random.Random(0)
 
     def run(T, packed):

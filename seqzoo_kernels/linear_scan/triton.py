@@ -150,8 +150,10 @@ def _launch(
     if tiles > 1:  # -1 is a word that is not yet written
         count = tiles * columns * tile.channels * (2 if turning else 1)
         words = torch.full((count,), -1, dtype=torch.int64, device=x.device)
+    elif length > 1:  # not looked at, but of the same type: a row of one tile needs no other kernel than a row of many
+        words = torch.empty(1, dtype=torch.int64, device=x.device)
     else:
-        words = strided[0]  # not looked at
+        words = strided[0]
     rows, steps = zip(*[t.stride()[:2] if t.dim() == 3 else (0, 0) for t in strided], strict=True)
     aligned = math.gcd(16, *rows, *steps)
     if not turning:
@@ -168,14 +170,14 @@ def _launch(
         *steps,
         CONSTANT=strided[0].dim() == 1,
         PACKED=sequence is not None,
-        CHAINED=tiles > 1,
+        CHAINED=length > 1,
         GROUP=tile.group,
         S=tile.segments,
         L=tile.steps,
         BD=tile.channels,
         **flags,
         num_warps=tile.warps,
-        **({} if tile.registers is None else {"maxnreg": tile.registers}),
+        maxnreg=tile.registers,
     )
 
 
