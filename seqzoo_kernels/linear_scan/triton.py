@@ -150,10 +150,11 @@ def _launch(
     if tiles > 1:  # -1 is a word that is not yet written
         count = tiles * columns * tile.channels * (2 if turning else 1)
         words = torch.full((count,), -1, dtype=torch.int64, device=x.device)
-    elif length > 1:  # not looked at, but of the same type: a row of one tile needs no other kernel than a row of many
+    elif length > 1:
+        # not looked at, but of the same type: so a row of one tile needs no other kernel than a row of many
         words = torch.empty(1, dtype=torch.int64, device=x.device)
     else:
-        words = strided[0]
+        words = strided[0]  # not looked at
     rows, steps = zip(*[t.stride()[:2] if t.dim() == 3 else (0, 0) for t in strided], strict=True)
     aligned = math.gcd(16, *rows, *steps)
     if not turning:
