@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from triton.testing import do_bench
 
+from seqzoo.testing import poisoned_memory
 from seqzoo_kernels import AttentionState, DecayAttentionState, attention, precision
 from seqzoo_kernels.attention import triton as ours
 from seqzoo_kernels.bench import output
@@ -146,7 +147,7 @@ def step(S: int, dtype: torch.dtype, H: int, G: int, window: int | None) -> floa
 
 def run_check(case: tuple[str, Any, tuple[Any, ...], dict[str, Any]]) -> dict[str, Any]:
     name, function, sizes, options = case
-    with output.poisoned(strictly=False):
+    with poisoned_memory():
         return output.judged({"check": name}, function, *sizes, **options)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seqzoo.testing import poisoned_memory
 from seqzoo_kernels import precision
 from seqzoo_kernels.bench import output, timing
 from seqzoo_kernels.forget_gate import forget_gate
@@ -112,7 +113,7 @@ def checks() -> list[tuple[str, Callable[..., float], tuple[Any, ...]]]:
 
 def run_check(job: tuple[str, Callable[..., float], Sequence[Any]], device: str) -> dict[str, Any]:
     name, function, given = job
-    with output.poisoned(strictly=False):
+    with poisoned_memory():
         return output.judged({"check": name}, function, *given, device)
 
 

@@ -5,8 +5,7 @@ import importlib.metadata
 import json
 import platform
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +66,6 @@ def judged(
         why = f"{type(error).__name__}: {error}"[:400]
         return {**labels, "passed": False, "why": why, "where": f"{where.name}:{where.lineno}"}
     return {**labels, "passed": True, told: number}
-
-
-@contextmanager
-def poisoned(*, strictly: bool = True) -> Iterator[None]:
-    """Fresh memory is filled with NaN, so that what nobody writes shows. Strictly, an op without a fixed order is an error."""
-    setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)  # noqa: B010 (mypy does not know it)
-    torch.use_deterministic_algorithms(True, warn_only=not strictly)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 class Log(list[dict[str, Any]]):
