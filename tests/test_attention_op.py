@@ -133,6 +133,21 @@ def test_a_cache_keeps_its_dtype(window):
             assert torch.equal(x[:, p % (window or 9)], given[:, p].float())
 
 
+def test_a_cache_without_a_copy():
+    """Is k and v themselves where they are dense, and the same cache where they are not."""
+    q, k, v = qkv(2, T=8)
+    _, copied = attention(q, k, v)
+    _, shared = attention(q, k, v, copy=False)
+    assert copied.k.data_ptr() != k.data_ptr()
+    assert (shared.k.data_ptr(), shared.v.data_ptr()) == (k.data_ptr(), v.data_ptr())
+    _, strided = attention(q, k.mT.contiguous().mT, v.mT.contiguous().mT, copy=False)
+    for one in (shared, strided):
+        assert one.k.is_contiguous() and one.v.is_contiguous()
+        assert all(torch.equal(a, b) for a, b in zip(one, copied, strict=True))
+    with torch.no_grad(), pytest.raises((ValueError, RuntimeError), match="capacity"):
+        attention(q[:, :1], k[:, :1], v[:, :1], initial_state=shared, donate=True)
+
+
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("decay", [False, True])
 def test_a_donated_cache_is_written_in_place(decay, window):

@@ -176,6 +176,7 @@ class Attention(TokenMixer):
             mode=mode,
             chunk_size=self.chunk_size,
             donate=donate,
+            copy=False,
         )
 
     def _positions(self, x: Tensor, cache: State, pack: Pack) -> Tensor:

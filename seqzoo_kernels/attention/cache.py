@@ -51,10 +51,11 @@ def extend(
     added: Tensor | None,
     log_decay: Tensor | None,
     window: int,
+    copy: bool = True,
 ) -> State:
     """The state after a pass: `k`, `v` [B, T, ...] of which `added` [B] tokens of each row are real, the first ones; None: all.
 
-    `log_decay` [B, T, H] is 0 behind them.
+    `log_decay` [B, T, H] is 0 behind them. Without `copy` the state may be k and v themselves.
     """
     slots = old.k.shape[1]
     length = old.length + (k.shape[1] if added is None else added)
@@ -65,10 +66,12 @@ def extend(
         gates = log_decay.to(old.bias.dtype).transpose(1, 2)
         # padded before it is cut: a tensor of T - 1 tokens would bind an exported T
         after = F.pad(gates, (0, 1))[..., 1:].flip(-1).cumsum(-1).flip(-1).transpose(1, 2).contiguous()
-    if added is None and not slots and not window:  # copies: a state owns its memory
-        dense = torch.contiguous_format
-        keys = k.to(old.k.dtype, copy=True, memory_format=dense)
-        values = v.to(old.v.dtype, copy=True, memory_format=dense)
+    if added is None and not slots and not window:
+        pairs = ((k, old.k.dtype), (v, old.v.dtype))
+        if copy:
+            keys, values = (x.to(t, copy=True, memory_format=torch.contiguous_format) for x, t in pairs)
+        else:
+            keys, values = (x.to(t).contiguous() for x, t in pairs)
         return _state(keys, values, length, after)
     total = slots + k.shape[1]
     if window:

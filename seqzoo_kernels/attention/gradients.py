@@ -27,6 +27,8 @@ def product_kernel(
     out_ptr,
     do_ptr,
     added_ptr,
+    lse_ptr,
+    padded_lse_ptr,
     delta_ptr,
     T,
     blocks,
@@ -38,7 +40,7 @@ def product_kernel(
     BV: tl.constexpr,
     BO: tl.constexpr,
 ):
-    """delta = rowsum(do * o), [B, H, T]."""
+    """Of each query lse and delta = rowsum(do * o), both [B * H, blocks * BO]: +inf and 0 of those that are not there."""
     pid = tl.program_id(0)
     block, row = pid % blocks, (pid // blocks).to(tl.int64)
     b, h = row // H, row % H
@@ -50,7 +52,10 @@ def product_kernel(
         do_ptr + b * do_b + h * do_h + tl.cast(i0, tl.int64) * do_t, do_t, place, below, V, BV, True
     )
     delta = tl.sum(out.to(tl.float32) * do.to(tl.float32), 1)
-    tl.store(delta_ptr + row * T + i0 + place, delta, mask=i0 + place < T)
+    lse = tl.load(lse_ptr + row * T + i0 + place, mask=below, other=float("inf"))
+    at = row * blocks * BO + i0 + place
+    tl.store(padded_lse_ptr + at, lse)
+    tl.store(delta_ptr + at, delta)
 
 
 @triton.jit
@@ -88,6 +93,7 @@ def query_kernel(
     older,
     window,
     blocks,
+    padded,
     scale,
     factor,
     q_b,
@@ -117,7 +123,7 @@ def query_kernel(
     PRUNED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """dq, and the row sums of dS."""
+    """dq, and the row sums of dS. lse and delta have `padded` entries a head."""
     pid = tl.program_id(0)
     block, row = blocks - 1 - pid % blocks, (pid // blocks).to(tl.int64)
     b, h = row // H, row % H
@@ -133,8 +139,8 @@ def query_kernel(
     do = load_rows(
         do_ptr + b * do_b + h * do_h + tl.cast(i0, tl.int64) * do_t, do_t, place, alive, V, BV, True
     )
-    lse = tl.load(lse_ptr + row * T + i, mask=alive, other=float("inf"))
-    delta = tl.load(delta_ptr + row * T + i, mask=alive, other=0.0)
+    lse = tl.load(lse_ptr + row * padded + i, mask=alive, other=float("inf"))
+    delta = tl.load(delta_ptr + row * padded + i, mask=alive, other=0.0)
     dq = tl.zeros([BO, BK], tl.float32)
     sums = tl.zeros([BO], tl.float32)
     shift, high, low, closed, first_tile = -lse, sums, sums, sums, 0
@@ -162,34 +168,35 @@ def query_kernel(
     for n in range(whole):  # what all see
         j0 = i0 - BI - n * BI
         k, v = load_keys(new_k, new_v, k_t, v_t, j0, tile, tile, K, V, BK, BV, False)
-        x, between = scores_before(
-            q, k, j0, tile, scale, decay, between, inner_ptr, total_ptr, BI, HAS_DECAY, PRECISION
+        x, after, between = scores_before(
+            q, k, j0, tile, scale, shift, decay, between, inner_ptr, total_ptr, BI, HAS_DECAY, PRECISION
         )
-        dq, sums = add_query(x, shift, do, v, k, delta, dq, sums, HAS_DECAY, PRECISION)
+        dq, sums = add_query(x, after, do, v, k, delta, dq, sums, HAS_DECAY, PRECISION)
 
     if HAS_WINDOW:
         for n in range(whole, some):  # what the window cuts
             j0 = i0 - BI - n * BI
             k, v = load_keys(new_k, new_v, k_t, v_t, j0, tile, tile, K, V, BK, BV, False)
-            x, between = scores_before(
-                q, k, j0, tile, scale, decay, between, inner_ptr, total_ptr, BI, HAS_DECAY, PRECISION
+            x, after, between = scores_before(
+                q, k, j0, tile, scale, shift, decay, between, inner_ptr, total_ptr, BI, HAS_DECAY, PRECISION
             )
             x = tl.where(i[:, None] - (j0 + tile)[None, :] < window, x, float("-inf"))
-            dq, sums = add_query(x, shift, do, v, k, delta, dq, sums, HAS_DECAY, PRECISION)
+            dq, sums = add_query(x, after, do, v, k, delta, dq, sums, HAS_DECAY, PRECISION)
 
     if HAS_OLDER:
         first = tl.load(first_ptr + b)
         slots = older_seen(i0, older, window, first_tile, HAS_WINDOW, PRUNED)
         slots = tl.where(i0 < added, slots, 0)
+        after = shift + between.to(tl.float32)
         for j0 in range(0, slots, BI):  # the cache
             j = j0 + tile
             position = tl.load(position_ptr + b * (older + T) + j, mask=j < older, other=-1)
             k, v = load_keys(k_ptr, v_ptr, k_t, v_t, j0, tile, position >= 0, K, V, BK, BV, True)
             x = scores_of_cache(
-                q, k, i, j, position, first, window, scale, between, bias_ptr, older + T, older, b, h,
+                q, k, i, j, position, first, window, scale, bias_ptr, older + T, older, b, h,
                 H, HAS_BIAS, HAS_WINDOW, PRECISION,
             )  # fmt: skip
-            dq, sums = add_query(x, shift, do, v, k, delta, dq, sums, HAS_DECAY, PRECISION)
+            dq, sums = add_query(x, after, do, v, k, delta, dq, sums, HAS_DECAY, PRECISION)
 
     column = tl.arange(0, BK)
     at = dq_ptr + ((b * T + i0) * H + h) * K + place[:, None] * (H * K) + column[None, :]

@@ -143,27 +143,29 @@ def scores_in_block(
 
 @triton.jit
 def scores_before(
-    q, k, j0, tile, scale, decay, between, inner_ptr, total_ptr,
+    q, k, j0, tile, scale, own, decay, between, inner_ptr, total_ptr,
     BI: tl.constexpr, HAS_DECAY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Scores with the tile of keys at j0, before the block, without the block's own decay, and `between` with the tile's."""
+    """Scores with the tile of keys at j0, before the block, with the decay to the tile's end alone; `own` with that from there
+    to the block; `between` with the tile's."""
     x = tl.dot(q, k.T, input_precision=PRECISION) * scale
     if HAS_DECAY:
-        x += (tl.load(inner_ptr + decay + j0 + tile) + between.to(tl.float32))[None, :]
+        x += tl.load(inner_ptr + decay + j0 + tile)[None, :]
+        own += between.to(tl.float32)
         between += tl.load(total_ptr + decay // BI + j0 // BI)
-    return x, between
+    return x, own, between
 
 
 @triton.jit
 def scores_of_cache(
-    q, k, i, j, position, first, window, scale, between, bias_ptr, slots, older, b, h,
+    q, k, i, j, position, first, window, scale, bias_ptr, slots, older, b, h,
     H: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_WINDOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Scores with a tile of the cache's `slots`, which begin with `older` old ones, without the block's own decay."""
+    """Scores with a tile of the cache's `slots`, which begin with `older` old ones, without the decay of what is new."""
     x = tl.dot(q, k.T, input_precision=PRECISION) * scale
     if HAS_BIAS:
         bias = tl.load(bias_ptr + (b * slots + j) * H + h, mask=j < older, other=0.0)
-        x += (bias * LOG2E + between.to(tl.float32))[None, :]
+        x += (bias * LOG2E)[None, :]
     see = (position >= 0)[None, :]
     if HAS_WINDOW:
         see = see & ((first + i)[:, None] - position[None, :] < window)
@@ -272,34 +274,35 @@ def forward_kernel(
     for n in range(whole):  # what all see
         j0 = i0 - BI - n * BI
         k, v = load_keys(new_k, new_v, k_t, v_t, j0, tile, tile, K, V, BK, BV, False)
-        x, between = scores_before(
-            q, k, j0, tile, scale, decay, between, inner_ptr, total_ptr, BI, HAS_DECAY, PRECISION
+        x, after, between = scores_before(
+            q, k, j0, tile, scale, own, decay, between, inner_ptr, total_ptr, BI, HAS_DECAY, PRECISION
         )
-        m, total, acc = attend(x, own, v, m, total, acc, False, PRECISION)
+        m, total, acc = attend(x, after, v, m, total, acc, False, PRECISION)
 
     if HAS_WINDOW:
         for n in range(whole, some):  # what the window cuts
             j0 = i0 - BI - n * BI
             k, v = load_keys(new_k, new_v, k_t, v_t, j0, tile, tile, K, V, BK, BV, False)
-            x, between = scores_before(
-                q, k, j0, tile, scale, decay, between, inner_ptr, total_ptr, BI, HAS_DECAY, PRECISION
+            x, after, between = scores_before(
+                q, k, j0, tile, scale, own, decay, between, inner_ptr, total_ptr, BI, HAS_DECAY, PRECISION
             )
             x = tl.where(i[:, None] - (j0 + tile)[None, :] < window, x, float("-inf"))
-            m, total, acc = attend(x, own, v, m, total, acc, True, PRECISION)
+            m, total, acc = attend(x, after, v, m, total, acc, True, PRECISION)
 
     if HAS_OLDER:
         first = tl.load(first_ptr + b)
         slots = older_seen(i0, older, window, first_tile, HAS_WINDOW, PRUNED)
         slots = tl.where(i0 < added, slots, 0)
+        after = own + between.to(tl.float32)
         for j0 in range(0, slots, BI):  # the cache
             j = j0 + tile
             position = tl.load(position_ptr + b * (older + T) + j, mask=j < older, other=-1)
             k, v = load_keys(k_ptr, v_ptr, k_t, v_t, j0, tile, position >= 0, K, V, BK, BV, True)
             x = scores_of_cache(
-                q, k, i, j, position, first, window, scale, between, bias_ptr, older + T, older, b, h,
+                q, k, i, j, position, first, window, scale, bias_ptr, older + T, older, b, h,
                 H, HAS_BIAS, HAS_WINDOW, PRECISION,
             )  # fmt: skip
-            m, total, acc = attend(x, own, v, m, total, acc, True, PRECISION)
+            m, total, acc = attend(x, after, v, m, total, acc, True, PRECISION)
 
     alive = i < added
     total = tl.where(total > 0, total, 1.0)

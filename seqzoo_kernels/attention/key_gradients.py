@@ -78,7 +78,8 @@ def key_kernel(
 ):
     """dk, dv and the column sums of dS: of the slots of the cache with OLDER, else of the keys of this pass.
 
-    The decay's arrays have `padded` entries a head. All query heads that read the key head are gone through in turn.
+    lse, delta and the decay's arrays have `padded` entries a head, a multiple of BO. All query heads that read the key head are
+    gone through in turn.
     """
     pid = tl.program_id(0)
     block, row = pid % blocks, (pid // blocks).to(tl.int64)
@@ -104,7 +105,7 @@ def key_kernel(
         h = g * R + r
         head = b * H + h
         q_head, do_head = q_ptr + b * q_b + h * q_h, do_ptr + b * do_b + h * do_h
-        decay = head * padded
+        at_head = head * (padded // BO * BO)  # the compiler sees how it is aligned
         sums = tl.zeros([BO], tl.float32)
         between = tl.zeros([], tl.float64)
         begin = 0
@@ -117,22 +118,21 @@ def key_kernel(
             begin = j0 + BO
             high, low, closed = own, own, own
             if HAS_DECAY:
-                own, high = tl.load(own_ptr + decay + j), tl.load(high_ptr + decay + j)
-                low, closed = tl.load(low_ptr + decay + j), tl.load(closed_ptr + decay + j)
+                own, high = tl.load(own_ptr + at_head + j), tl.load(high_ptr + at_head + j)
+                low, closed = tl.load(low_ptr + at_head + j), tl.load(closed_ptr + at_head + j)
             stop = tl.where(j0 < added, BO // BI, 0)
             for n in range(stop):  # the block itself
                 i0 = j0 + n * BI
                 i = i0 + tile
                 q = load_rows(q_head + tl.cast(i0, tl.int64) * q_t, q_t, tile, i < added, K, BK, True)
                 do = load_rows(do_head + tl.cast(i0, tl.int64) * do_t, do_t, tile, i < added, V, BV, True)
-                lse = tl.load(lse_ptr + head * T + i, mask=i < added, other=float("inf"))
-                delta = tl.load(delta_ptr + head * T + i, mask=i < added, other=0.0)
+                lse, delta = tl.load(lse_ptr + at_head + i), tl.load(delta_ptr + at_head + i)
                 x = tl.dot(k, q.T, input_precision=PRECISION) * scale
                 see = j[:, None] <= i[None, :]
                 if HAS_WINDOW:
                     see = see & (i[None, :] - j[:, None] < window)
                 if HAS_DECAY:
-                    at = decay + i
+                    at = at_head + i
                     x += (tl.load(high_ptr + at)[None, :] - high[:, None]) + (
                         tl.load(low_ptr + at)[None, :] - low[:, None]
                     )
@@ -159,25 +159,23 @@ def key_kernel(
                 i = i0 + tile
                 q = load_rows(q_head + tl.cast(i0, tl.int64) * q_t, q_t, tile, tile, K, BK, False)
                 do = load_rows(do_head + tl.cast(i0, tl.int64) * do_t, do_t, tile, tile, V, BV, False)
-                shift = -tl.load(lse_ptr + head * T + i)
-                delta = tl.load(delta_ptr + head * T + i)
+                shift, delta = -tl.load(lse_ptr + at_head + i), tl.load(delta_ptr + at_head + i)
                 x = tl.dot(k, q.T, input_precision=PRECISION) * scale
                 if HAS_DECAY:
-                    shift += tl.load(inner_ptr + decay + i) + between.to(tl.float32)
-                    between += tl.load(total_ptr + (decay + i0) // BI)
-                    x += own[:, None]
+                    shift += tl.load(inner_ptr + at_head + i)
+                    x += (own + between.to(tl.float32))[:, None]
+                    between += tl.load(total_ptr + (at_head + i0) // BI)
                 dk, dv, sums = add_key(x + shift[None, :], q, do, v, delta, dk, dv, sums, HAS_SUMS, PRECISION)
         for n in range(full, last):
             i0 = begin + n * BI
             i = i0 + tile
             q = load_rows(q_head + tl.cast(i0, tl.int64) * q_t, q_t, tile, i < added, K, BK, True)
             do = load_rows(do_head + tl.cast(i0, tl.int64) * do_t, do_t, tile, i < added, V, BV, True)
-            shift = -tl.load(lse_ptr + head * T + i, mask=i < added, other=float("inf"))
-            delta = tl.load(delta_ptr + head * T + i, mask=i < added, other=0.0)
+            shift, delta = -tl.load(lse_ptr + at_head + i), tl.load(delta_ptr + at_head + i)
             x = tl.dot(k, q.T, input_precision=PRECISION) * scale
             if HAS_DECAY:
-                shift += tl.load(inner_ptr + decay + i) + between.to(tl.float32)
-                between += tl.load(total_ptr + (decay + i0) // BI)
+                shift += tl.load(inner_ptr + at_head + i) + between.to(tl.float32)
+                between += tl.load(total_ptr + (at_head + i0) // BI)
             x += own[:, None] + shift[None, :]
             see = live[:, None]
             if HAS_WINDOW and OLDER:

@@ -35,7 +35,6 @@ TILES = {
     (4, 128): {"forward": Tile(32, 32, 4, 2), "query": Tile(32, 32, 4, 1), "key": Tile(32, 16, 4, 1)},
     (4, 256): {"forward": Tile(32, 16, 8, 1), "query": Tile(16, 16, 4, 1), "key": Tile(16, 16, 4, 1)},
 }
-PRODUCT_ROWS = 64
 CLOSED = 1e5  # what a gate of -inf counts for in a bound, in units of log 2
 ROUNDED_UP = 1 + 2**-7  # a bound of scores whose products are formed in half precision
 
@@ -93,16 +92,19 @@ def backward(
         d_bias = None if bias is None else torch.zeros_like(bias)
         return dq.zero_(), dk.zero_(), dv.zero_(), dg, d_bias, None, None
     q, k, v, do = _dense(q), _dense(k), _dense(v), _dense(grad_out)
-    delta = torch.empty(batch, heads, length, **float32)
-    rows = torch.empty(batch, heads, length, **float32) if log_decay is not None else delta
+    rows = torch.empty(batch, heads, length, **float32) if log_decay is not None else lse
     has_sums = log_decay is not None or bias is not None
-    columns = torch.empty(batch, heads, slots, **float32) if has_sums else delta
+    columns = torch.empty(batch, heads, slots, **float32) if has_sums else lse
     call = _Call(q, k, v, log_decay, bias, query_position, key_position, scale, window, prune, lse)
-    blocks = cdiv(length, PRODUCT_ROWS)
+    rows_a_block = tiling(q, v, "key").BO
+    blocks = cdiv(length, rows_a_block)
+    padded_lse, delta = torch.empty(2, batch * heads, blocks * rows_a_block, **float32).unbind(0)
     product_kernel[(blocks * batch * heads,)](
         out,
         do,
         call.added,
+        lse,
+        padded_lse,
         delta,
         length,
         blocks,
@@ -110,11 +112,11 @@ def backward(
         H=heads,
         V=v.shape[3],
         BV=padded(v.shape[3]),
-        BO=PRODUCT_ROWS,
+        BO=rows_a_block,
     )
-    call.launch(query_kernel, "query", (do, lse, delta, dq, rows), do.stride()[:3])
+    call.launch(query_kernel, "query", (do, padded_lse, delta, dq, rows), do.stride()[:3])
     for older in (False, True) if call.older else (False,):
-        call.launch(key_kernel, "key", (do, lse, delta, dk, dv, columns), do.stride()[:3], older)
+        call.launch(key_kernel, "key", (do, padded_lse, delta, dk, dv, columns), do.stride()[:3], older)
     dg = None
     if log_decay is not None:
         across = (rows - columns[..., call.older :]).double()
@@ -170,6 +172,7 @@ class _Call:
         new_blocks = cdiv(self.length, tile.BO)
         blocks = cdiv(self.older, tile.BO) if of_cache else new_blocks
         keys = name == "key"
+        key_rows = tiling(self.q, self.v, "key").BO
         if name not in self.decays:
             self.decays[name] = self._decay(tile, new_blocks, keys)
         decay = self.decays[name]
@@ -189,7 +192,7 @@ class _Call:
             self.older,
             self.window,
             blocks,
-            *((new_blocks * tile.BO,) if keys else ()),
+            *(() if name == "forward" else (cdiv(self.length, key_rows) * key_rows,)),
             self.scale * LOG2E.value,
             *(() if name == "forward" else (self.scale,)),
             *self.q.stride()[:3],

@@ -65,21 +65,21 @@ def passes(
             return q, k, v, (-0.1 / 100 ** torch.rand(1, 1, H, device=device)).repeat(B, T, 1)
         return (q, k, v, F.logsigmoid(torch.randn(B, T, H, device=device) + 4)) if decays else (q, k, v)
 
-    ours = [Way("ours", _attention())]
+    ours = [Way("ours", _attention(copy=False))]  # as the mixers call it; no other way here makes a cache
     if "times" in kind:
-        ours += [Way(f"ours, prune={PRUNE}", _attention(prune=PRUNE))]
+        ours += [Way(f"ours, prune={PRUNE}", _attention(prune=PRUNE, copy=False))]
     if decays:
         others = [Way("fla parallel_forgetting_attn", fla)]
         if not plotted:
             others += [Way("flex_attention, gates constant", flex_attention, constants=(3,))]
     else:
-        ours += [Way("ours in Triton", _attention(backend="triton"))]
+        ours += [Way("ours in Triton", _attention(backend="triton", copy=False))]
         others = [
             Way("SDPA cuDNN", partial(sdpa, SDPBackend.CUDNN_ATTENTION)),
             Way("SDPA flash", partial(sdpa, SDPBackend.FLASH_ATTENTION)),
             Way("SDPA as torch chooses", lambda: _sdpa),
             Way("xformers", memory_efficient_attention),
-            Way("ours by xformers", _attention(backend="xformers")),
+            Way("ours by xformers", _attention(backend="xformers", copy=False)),
         ]
     size, pairs = B * T * H * D * dtype.itemsize, B * H * T * T * D // 2
     return Case(
