@@ -86,8 +86,7 @@ def attention(
             as no score is above U_i; s_i is the score of the query's own key, in the backward pass the logarithm of the sum of
             all its weights. Blocks of such keys cost nothing. The other backends compute every key, which is as right.
         donate: T = 1 without a pack: write the token into `initial_state`, which is consumed, at no copy of the cache.
-        copy: False: a new cache may be `k` and `v` themselves, for a caller who will not write to them. That saves a fifth of
-            the time of a pass on a GPU.
+        copy: False: a new cache may be `k` and `v` themselves, uncopied, for a caller who will not write to them.
 
     Returns:
         (o, state): [B, T, H, V] in v's dtype, and the cache with T more slots (at most `window`). A query that sees no key

@@ -51,7 +51,7 @@ def extend(
     added: Tensor | None,
     log_decay: Tensor | None,
     window: int,
-    copy: bool = True,
+    copy: bool,
 ) -> State:
     """The state after a pass: `k`, `v` [B, T, ...] of which `added` [B] tokens of each row are real, the first ones; None: all.
 
@@ -67,11 +67,9 @@ def extend(
         # padded before it is cut: a tensor of T - 1 tokens would bind an exported T
         after = F.pad(gates, (0, 1))[..., 1:].flip(-1).cumsum(-1).flip(-1).transpose(1, 2).contiguous()
     if added is None and not slots and not window:
-        pairs = ((k, old.k.dtype), (v, old.v.dtype))
-        if copy:
-            keys, values = (x.to(t, copy=True, memory_format=torch.contiguous_format) for x, t in pairs)
-        else:
-            keys, values = (x.to(t).contiguous() for x, t in pairs)
+        dense = torch.contiguous_format  # of a copy that is made at all
+        keys = k.to(old.k.dtype, copy=copy, memory_format=dense).contiguous()
+        values = v.to(old.v.dtype, copy=copy, memory_format=dense).contiguous()
         return _state(keys, values, length, after)
     total = slots + k.shape[1]
     if window:

@@ -10,6 +10,23 @@ from .kernels import LOG2E, VARYING, load_rows
 
 
 @triton.jit
+def scores_after(
+    k, q, at, tile, scale, shift, own, between, inner_ptr, total_ptr,
+    BI: tl.constexpr, HAS_DECAY: tl.constexpr, HAS_SUMS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Scores [keys, queries] with the tile of queries at `at`, after the block, with all decays and `shift` of each query;
+    `between` with the tile's."""
+    x = tl.dot(k, q.T, input_precision=PRECISION) * scale
+    if HAS_DECAY:
+        shift += tl.load(inner_ptr + at + tile)
+        own += between.to(tl.float32)
+        between += tl.load(total_ptr + at // BI)
+    if HAS_SUMS:
+        x += own[:, None]
+    return x + shift[None, :], between
+
+
+@triton.jit
 def add_key(x, q, do, v, delta, dk, dv, sums, HAS_SUMS: tl.constexpr, PRECISION: tl.constexpr):
     """What a tile of queries adds to dk, dv and the column sums of dS; x [keys, queries] less lse."""
     weights = tl.exp2(x)
@@ -160,23 +177,21 @@ def key_kernel(
                 q = load_rows(q_head + tl.cast(i0, tl.int64) * q_t, q_t, tile, tile, K, BK, False)
                 do = load_rows(do_head + tl.cast(i0, tl.int64) * do_t, do_t, tile, tile, V, BV, False)
                 shift, delta = -tl.load(lse_ptr + at_head + i), tl.load(delta_ptr + at_head + i)
-                x = tl.dot(k, q.T, input_precision=PRECISION) * scale
-                if HAS_DECAY:
-                    shift += tl.load(inner_ptr + at_head + i)
-                    x += (own + between.to(tl.float32))[:, None]
-                    between += tl.load(total_ptr + (at_head + i0) // BI)
-                dk, dv, sums = add_key(x + shift[None, :], q, do, v, delta, dk, dv, sums, HAS_SUMS, PRECISION)
+                x, between = scores_after(
+                    k, q, at_head + i0, tile, scale, shift, own, between, inner_ptr, total_ptr,
+                    BI, HAS_DECAY, HAS_SUMS, PRECISION,
+                )  # fmt: skip
+                dk, dv, sums = add_key(x, q, do, v, delta, dk, dv, sums, HAS_SUMS, PRECISION)
         for n in range(full, last):
             i0 = begin + n * BI
             i = i0 + tile
             q = load_rows(q_head + tl.cast(i0, tl.int64) * q_t, q_t, tile, i < added, K, BK, True)
             do = load_rows(do_head + tl.cast(i0, tl.int64) * do_t, do_t, tile, i < added, V, BV, True)
             shift, delta = -tl.load(lse_ptr + at_head + i), tl.load(delta_ptr + at_head + i)
-            x = tl.dot(k, q.T, input_precision=PRECISION) * scale
-            if HAS_DECAY:
-                shift += tl.load(inner_ptr + at_head + i) + between.to(tl.float32)
-                between += tl.load(total_ptr + (at_head + i0) // BI)
-            x += own[:, None] + shift[None, :]
+            x, between = scores_after(
+                k, q, at_head + i0, tile, scale, shift, own, between, inner_ptr, total_ptr,
+                BI, HAS_DECAY, HAS_SUMS, PRECISION,
+            )  # fmt: skip
             see = live[:, None]
             if HAS_WINDOW and OLDER:
                 see = see & ((first + i)[None, :] - position[:, None] < window)

@@ -96,9 +96,8 @@ def backward(
     has_sums = log_decay is not None or bias is not None
     columns = torch.empty(batch, heads, slots, **float32) if has_sums else lse
     call = _Call(q, k, v, log_decay, bias, query_position, key_position, scale, window, prune, lse)
-    rows_a_block = tiling(q, v, "key").BO
-    blocks = cdiv(length, rows_a_block)
-    padded_lse, delta = torch.empty(2, batch * heads, blocks * rows_a_block, **float32).unbind(0)
+    padded_lse, delta = torch.empty(2, batch * heads, call.padded, **float32).unbind(0)
+    blocks = call.padded // call.key_rows
     product_kernel[(blocks * batch * heads,)](
         out,
         do,
@@ -112,7 +111,7 @@ def backward(
         H=heads,
         V=v.shape[3],
         BV=padded(v.shape[3]),
-        BO=rows_a_block,
+        BO=call.key_rows,
     )
     call.launch(query_kernel, "query", (do, padded_lse, delta, dq, rows), do.stride()[:3])
     for older in (False, True) if call.older else (False,):
@@ -150,6 +149,8 @@ class _Call:
         self.batch, self.length, self.heads, self.K = q.shape
         self.V, self.groups = v.shape[3], k.shape[2]
         self.older = k.shape[1] - self.length
+        self.key_rows = tiling(q, v, "key").BO
+        self.padded = cdiv(self.length, self.key_rows) * self.key_rows  # queries, for the kernel for keys
         self.added = (query_position >= 0).sum(1, dtype=torch.int32)
         self.first = query_position[:, 0].contiguous()
         self.position = key_position.contiguous()
@@ -172,7 +173,6 @@ class _Call:
         new_blocks = cdiv(self.length, tile.BO)
         blocks = cdiv(self.older, tile.BO) if of_cache else new_blocks
         keys = name == "key"
-        key_rows = tiling(self.q, self.v, "key").BO
         if name not in self.decays:
             self.decays[name] = self._decay(tile, new_blocks, keys)
         decay = self.decays[name]
@@ -192,7 +192,7 @@ class _Call:
             self.older,
             self.window,
             blocks,
-            *(() if name == "forward" else (cdiv(self.length, key_rows) * key_rows,)),
+            *(() if name == "forward" else (self.padded,)),
             self.scale * LOG2E.value,
             *(() if name == "forward" else (self.scale,)),
             *self.q.stride()[:3],
