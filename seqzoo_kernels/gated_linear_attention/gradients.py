@@ -4,7 +4,9 @@
     d_values   dv = A^T do + (k e^X) dS'
     d_keys     dq, dk and the gates' gradient, from dA = do v^T, do S^T and v dS'^T
 
-A gate's gradient is the sum, from its token on, of q dq - k dk, and of the state behind the chunk times its gradient.
+A gate's gradient is the sum, from its token on, of q dq - k dk, and of the state behind the chunk times its gradient. In
+float32 that of a head's gate is instead the sum of what crosses it, where nothing cancels: pairs, keys before it that the
+state behind the chunk has, queries from it on that read the state before the chunk, and that state as far as it gets through.
 """
 
 import triton
@@ -143,7 +145,8 @@ def d_values_kernel(
             k = load_tile(k_ptr, first, n, G * K, group, K, i, kk)
             inside = (kk[:, None] < K) & (vv[None, :] < V)
             place = block(d_states_ptr, c, G, group, K, V, kk, vv)
-            g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE)
+            if GATE == CHANNEL or (r == 0 and start == 0):
+                g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE)
             if GATE == CHANNEL and LEVELS == 0:
                 half, total = load_sums(sums_ptr, c, chunks, group, G, K, kk)
                 P = prefix(g, i, j, GATE, EXACT)
@@ -158,7 +161,7 @@ def d_values_kernel(
                 else:
                     dv = product(k * tl.exp(suffix(g, i, j, GATE, EXACT)), dS, dv, OPERAND, PRECISION)
             A = add_scores(A, q, k, g, i, j, GATE, LEVELS, EXACT, OPERAND, PRECISION)
-        A = causal_scores(A, g_ptr, first, n, group, i, j, G, K, GATE, EXACT)
+        A = causal_scores(A, g, i, j, GATE)
         do = load_tile(do_ptr, first, n, H * V, head, V, i, vv)
         dv = product(tl.trans(A * scale), do, dv, OPERAND, PRECISION)
     tl.store(tile(dv_ptr, first, G * V, group, V, i, vv), dv, mask=(i[:, None] < n) & (vv[None, :] < V))
@@ -208,12 +211,13 @@ def d_keys_kernel(
     gate_row: tl.constexpr = G * K if GATE == CHANNEL else G
     there = (i[:, None] < n) & (kk[None, :] < K)
     CENTRED: tl.constexpr = GATE == CHANNEL and LEVELS == 0
+    TOKENS: tl.constexpr = 0 if GATE == CHANNEL else None  # summed over, and with all channels
+    VALUES: tl.constexpr = 1 if GATE == CHANNEL else None
     if CENTRED:
         half, total = load_sums(sums_ptr, c, chunks, group, G, K, kk)
     dk = tl.zeros([C, BK], tl.float32)
-    through = tl.zeros(
-        [BK], tl.float32
-    )  # the state before the chunk times its gradient, if no gate came in between
+    # The state before the chunk times its gradient, if no gate came in between, of each channel or of all.
+    through = tl.zeros([BK], tl.float32) if GATE == CHANNEL else 0.0
     for r in tl.static_range(H // G):
         head = group * (H // G) + r
         dq = tl.zeros([C, BK], tl.float32)
@@ -234,7 +238,7 @@ def d_keys_kernel(
                     dS = (dS * tl.exp(total - half)[:, None]).to(OPERAND)
                 dk = product(v, tl.trans(dS), dk, OPERAND, PRECISION)
                 if GATE != NONE:
-                    through += tl.sum(S.to(tl.float32) * dS.to(tl.float32), 1)
+                    through += tl.sum(S.to(tl.float32) * dS.to(tl.float32), VALUES)
         dA = tl.where(i[:, None] >= j[None, :], dA * scale, 0.0)
         dq = dq * scale
         q = load_tile(q_ptr, first, n, H * K, head, K, i, kk)
@@ -250,14 +254,17 @@ def d_keys_kernel(
             else:
                 dk = dk * tl.exp(suffix(g, i, j, GATE, EXACT))
                 written = k.to(tl.float32) * dk
-                through = through * tl.exp(tl.sum(g, 0))
+                through = through * tl.exp(tl.sum(g, TOKENS))
+            last = through + tl.sum(written, TOKENS)  # the state behind the chunk times its gradient
             if GATE == CHANNEL:
-                last = through + tl.sum(written, 0)  # the state behind the chunk times its gradient
                 dg = tl.where(i[:, None] == n - 1, last[None, :], 0.0)
             else:
-                later = i[:, None] > j[None, :]  # a gate and the keys before it
-                pair = pair_decay(g, i, j, GATE, EXACT)
-                dg = tl.sum(tl.where(later, tl.sum(written, 1)[None, :], 0.0), 1) + tl.sum(through)
+                pair = pair_decay(g, i, j)
+                if EXACT:
+                    before = tl.where(i[:, None] > j[None, :], tl.sum(written, 1)[None, :], 0.0)
+                    dg = through + tl.sum(before, 1)
+                else:
+                    dg = tl.where(i == n - 1, last, 0.0)
         if CENTRED:
             q = (q * tl.exp(P)).to(OPERAND)
             dq = product(dA, k, dq, OPERAND, PRECISION)
@@ -273,12 +280,18 @@ def d_keys_kernel(
             if GATE != NONE:
                 dA = dA * pair
                 dq = dq * tl.exp(P)
-                read = tl.sum(q.to(tl.float32) * dq, 1)
-                dg += tl.sum(tl.where(j[None, :] >= i[:, None], read[None, :], 0.0), 1)
-                pairs = dA * product(q, tl.trans(k), None, OPERAND, PRECISION)
-                dg += tl.sum(tl.where(later, sums(j[None, :] >= i[:, None], pairs, EXACT), 0.0), 1)
+                if EXACT:
+                    pairs = sums(
+                        j[None, :] >= i[:, None],
+                        dA * product(q, tl.trans(k), None, OPERAND, PRECISION),
+                        EXACT,
+                    )
+                    dg += tl.cumsum(tl.sum(q * dq, 1), 0, reverse=True)
+                    dg += tl.sum(tl.where(i[:, None] > j[None, :], pairs, 0.0), 1)
             dq = product(dA, k, dq, OPERAND, PRECISION)
             dk = product(tl.trans(dA), q, dk, OPERAND, PRECISION)
+            if GATE != NONE and not EXACT:
+                dg += tl.sum(q.to(tl.float32) * dq, 1)
         tl.store(tile(dq_ptr, first, H * K, head, K, i, kk), dq, mask=there)
     if GATE == CHANNEL:
         dg -= k * dk
@@ -291,6 +304,8 @@ def d_keys_kernel(
         dg = tl.where(g == float("-inf"), 0.0, dg)
         tl.store(tile(dg_ptr, first, G * K, group, K, i, kk), dg, mask=there)
     elif GATE != NONE:
+        if not EXACT:
+            dg = tl.cumsum(dg - tl.sum(k.to(tl.float32) * dk, 1), 0, reverse=True)
         dg = tl.where(tl.sum(g, 1) == float("-inf"), 0.0, dg)
         token = tl.program_id(1).to(tl.int64) * tokens + first
         tl.store(dg_ptr + (token * G + group) + i * G, dg, mask=i < n)

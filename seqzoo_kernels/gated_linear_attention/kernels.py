@@ -161,7 +161,8 @@ def outputs_kernel(
         k = load_tile(k_ptr, first, n, G * K, group, K, i, kk)
         inside = (kk[:, None] < K) & (vv[None, :] < V)
         S = tl.load(block(states_ptr, c, G, group, K, V, kk, vv), mask=inside, other=0.0)
-        g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE)
+        if GATE == CHANNEL or start == 0:
+            g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE)
         if GATE == NONE:
             o = product(q, S, o, OPERAND, PRECISION)
         else:
@@ -174,7 +175,7 @@ def outputs_kernel(
             else:
                 o = product(q * tl.exp(P), S, o, OPERAND, PRECISION)
         A = add_scores(A, q, k, g, i, j, GATE, LEVELS, EXACT, OPERAND, PRECISION)
-    A = causal_scores(A, g_ptr, first, n, group, i, j, G, K, GATE, EXACT)
+    A = causal_scores(A, g, i, j, GATE)
     v = load_tile(v_ptr, first, n, G * V, group, V, i, vv)
     o = scale * product(A, v, o, OPERAND, PRECISION)
     tl.store(tile(out_ptr, first, H * V, head, V, i, vv), o, mask=(i[:, None] < n) & (vv[None, :] < V))

@@ -18,6 +18,7 @@ HEAD = tl.constexpr(2)
 CHANNEL = tl.constexpr(3)
 MILD = tl.constexpr(-75.0)
 CLOSED = tl.constexpr(-1e30)  # e^CLOSED is 0, and unlike -inf it may be multiplied by 0
+SHUT = tl.constexpr(-128.0)  # e^SHUT is 0 in float32, and sums of it keep gates of 1e-6 apart in float64
 
 
 @triton.jit
@@ -92,11 +93,19 @@ def sums(which, x, EXACT: tl.constexpr):
 
 
 @triton.jit
-def pair_decay(g, i, j, GATE: tl.constexpr, EXACT: tl.constexpr):
+def running(g):
+    """Of gates [C, 1] the sums up to each token and with it, [C] in float64: differences of them are exact enough."""
+    return tl.cumsum(tl.sum(tl.maximum(g, SHUT).to(tl.float64), 1), 0)
+
+
+@triton.jit
+def pair_decay(g, i, j):
     """e^{gates j+1 .. i} [C, C] of gates [C, 1] for j <= i, 0 above the diagonal."""
-    causal = i[:, None] >= j[None, :]
-    after = tl.where(i[:, None] > j[None, :], tl.maximum(g, CLOSED), 0.0)
-    return tl.where(causal, tl.exp(sums(causal, after, EXACT)), 0.0)
+    c = running(g)
+    high = c.to(tl.float32)
+    low = (c - high.to(tl.float64)).to(tl.float32)
+    between = (high[:, None] - high[None, :]) + (low[:, None] - low[None, :])
+    return tl.exp(tl.where(i[:, None] >= j[None, :], between, float("-inf")))
 
 
 @triton.jit
@@ -105,7 +114,7 @@ def prefix(g, i, j, GATE: tl.constexpr, EXACT: tl.constexpr):
     if GATE == CHANNEL:
         return sums(j[None, :] <= i[:, None], tl.maximum(g, CLOSED), EXACT)
     else:
-        return tl.sum(tl.where(j[None, :] <= i[:, None], tl.sum(g, 1)[None, :], 0.0), 1)[:, None]
+        return running(g).to(tl.float32)[:, None]
 
 
 @triton.jit
@@ -114,7 +123,8 @@ def suffix(g, i, j, GATE: tl.constexpr, EXACT: tl.constexpr):
     if GATE == CHANNEL:
         return sums(j[None, :] > i[:, None], tl.maximum(g, CLOSED), EXACT)
     else:
-        return tl.sum(tl.where(j[None, :] > i[:, None], tl.sum(g, 1)[None, :], 0.0), 1)[:, None]
+        c = running(g)
+        return (tl.min(c, 0) - c).to(tl.float32)[:, None]
 
 
 @triton.jit
@@ -175,14 +185,12 @@ def add_scores(
 
 
 @triton.jit
-def causal_scores(
-    A, g_ptr, first, n, group, i, j, G: tl.constexpr, K: tl.constexpr, GATE: tl.constexpr, EXACT: tl.constexpr
-):
+def causal_scores(A, g, i, j, GATE: tl.constexpr):
     """0 above the diagonal, and on and below it with the decay of gates of a head."""
     if GATE == NONE or GATE == CHANNEL:  # noqa: SIM109 (kernels have no "in")
         return tl.where(i[:, None] >= j[None, :], A, 0.0)
     else:
-        return A * pair_decay(load_gates(g_ptr, first, n, G, group, K, i, i, GATE), i, j, GATE, EXACT)
+        return A * pair_decay(g, i, j)
 
 
 @triton.jit
