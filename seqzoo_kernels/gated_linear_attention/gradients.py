@@ -15,6 +15,8 @@ import triton.language as tl
 from .kernels import block, span
 from .tiles import (
     CHANNEL,
+    CONSTANT,
+    HEAD,
     NONE,
     add_scores,
     causal_scores,
@@ -154,13 +156,15 @@ def d_values_kernel(
                 k = (k * tl.exp(half[None, :] - P)).to(OPERAND)
             if r == 0:
                 dS = tl.load(place, mask=inside, other=0.0)
-                if GATE == NONE:
+                if GATE != CHANNEL:
                     dv = product(k, dS, dv, OPERAND, PRECISION)
-                elif GATE == CHANNEL and LEVELS == 0:
+                elif LEVELS == 0:
                     dv = product(k, dS * tl.exp(total - half)[:, None], dv, OPERAND, PRECISION)
                 else:
                     dv = product(k * tl.exp(suffix(g, i, j, GATE, EXACT)), dS, dv, OPERAND, PRECISION)
             A = add_scores(A, q, k, g, i, j, GATE, LEVELS, EXACT, OPERAND, PRECISION)
+        if r == 0 and (GATE == HEAD or GATE == CONSTANT):  # noqa: SIM109 (kernels have no "in")
+            dv = dv * tl.exp(suffix(g, i, j, GATE, EXACT))
         A = causal_scores(A, g, i, j, GATE)
         do = load_tile(do_ptr, first, n, H * V, head, V, i, vv)
         dv = product(tl.trans(A * scale), do, dv, OPERAND, PRECISION)

@@ -15,6 +15,7 @@ from ..linear_scan.lookback import decay_of, step
 from .tiles import (
     CHANNEL,
     CONSTANT,
+    HEAD,
     NONE,
     add_scores,
     causal_scores,
@@ -163,11 +164,11 @@ def outputs_kernel(
         S = tl.load(block(states_ptr, c, G, group, K, V, kk, vv), mask=inside, other=0.0)
         if GATE == CHANNEL or start == 0:
             g = load_gates(g_ptr, first, n, gate_row, group, K, i, kk, GATE)
-        if GATE == NONE:
+        if GATE != CHANNEL:
             o = product(q, S, o, OPERAND, PRECISION)
         else:
             P = prefix(g, i, j, GATE, EXACT)
-            if GATE == CHANNEL and LEVELS == 0:
+            if LEVELS == 0:
                 half, _ = load_sums(sums_ptr, c, chunks, group, G, K, kk)
                 q = (q * tl.exp(P - half[None, :])).to(OPERAND)
                 k = k * tl.exp(half[None, :] - P)
@@ -176,6 +177,8 @@ def outputs_kernel(
                 o = product(q * tl.exp(P), S, o, OPERAND, PRECISION)
         A = add_scores(A, q, k, g, i, j, GATE, LEVELS, EXACT, OPERAND, PRECISION)
     A = causal_scores(A, g, i, j, GATE)
+    if GATE == HEAD or GATE == CONSTANT:  # noqa: SIM109 (kernels have no "in")
+        o = o * tl.exp(prefix(g, i, j, GATE, EXACT))
     v = load_tile(v_ptr, first, n, G * V, group, V, i, vv)
     o = scale * product(A, v, o, OPERAND, PRECISION)
     tl.store(tile(out_ptr, first, H * V, head, V, i, vv), o, mask=(i[:, None] < n) & (vv[None, :] < V))
