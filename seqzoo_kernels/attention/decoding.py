@@ -14,8 +14,9 @@ from ..sizes import cdiv, next_power_of_2
 from .kernels import LOG2E, load_rows
 
 Optional = Tensor | None
-SLOTS = 64  # a tile
-PROGRAMS = 264  # wanted: two for each multiprocessor of an H200
+SLOTS = 32  # a tile
+WARPS, STAGES = 4, 5  # positions are two loads ahead of their keys, which are two ahead of their use
+PROGRAMS = 1056  # wanted: eight for each multiprocessor of an H200
 MOST_PARTS = 128
 _VARYING = ["S", "window", "parts", "each"]
 
@@ -185,8 +186,8 @@ def forward(
         HAS_BIAS=bias is not None,
         HAS_WINDOW=window > 0,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=4,
-        num_stages=3 if q.element_size() == 2 and max(K, V) <= 128 else 1,
+        num_warps=WARPS,
+        num_stages=STAGES if q.element_size() == 2 and max(K, V) <= 128 else 1,
     )
     whole_kernel[(batch * heads,)](
         acc,
