@@ -15,7 +15,7 @@ from .kernels import LOG2E, load_rows
 
 Optional = Tensor | None
 SLOTS = 32  # a tile
-WARPS, STAGES = 4, 5  # positions are two loads ahead of their keys, which are two ahead of their use
+WARPS, STAGES = 4, 5  # positions come two tiles before their keys, and these two before their use
 PROGRAMS = 1056  # wanted: eight for each multiprocessor of an H200
 MOST_PARTS = 128
 _VARYING = ["S", "window", "parts", "each"]

@@ -124,7 +124,7 @@ def suffix(g, i, j, GATE: tl.constexpr, EXACT: tl.constexpr):
         return sums(j[None, :] > i[:, None], tl.maximum(g, CLOSED), EXACT)
     else:
         c = running(g)
-        return (tl.min(c, 0) - c).to(tl.float32)[:, None]
+        return (tl.sum(tl.where(i == i.shape[0] - 1, c, 0.0), 0) - c).to(tl.float32)[:, None]
 
 
 @triton.jit
