@@ -105,6 +105,15 @@ def test_mild_and_strong_chunks(small_tiles):
         check(call_with(log_decay, K=20, V=4), "triton", "chunked", dtype, chunk_size=16)
 
 
+@pytest.mark.parametrize("variant", ["head grouped", "none"])
+def test_long_chunks(variant):
+    """In bfloat16, two of them."""
+    case = Attention().make(variant, T=150, size=5, B=1)
+    inputs = case.cast(HALF)
+    assert backend.Call.of(*(inputs[n] for n in "qkv"), inputs.get("log_decay"), None, 0).count == 2
+    check(case, "triton", "chunked", HALF)
+
+
 @pytest.mark.parametrize("variant", [*GATES, "channel grouped"])
 def test_packing(variant):
     """Boundaries anywhere, also at once behind one another, and tokens of no sequence."""

@@ -10,7 +10,12 @@ from seqzoo_kernels.gated_linear_attention import triton as backend
 
 @pytest.mark.parametrize(
     ("dtype", "width", "per"),
-    [(torch.bfloat16, 128, "channel"), (torch.bfloat16, 64, "head"), (torch.float32, 64, "channel")],
+    [
+        (torch.bfloat16, 128, "channel"),
+        (torch.bfloat16, 64, "head"),
+        (torch.bfloat16, 512, "head"),
+        (torch.float32, 64, "channel"),
+    ],
     ids=str,
 )
 def test_both_passes(dtype, width, per, tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from .tiles import CHANNEL, CONSTANT, HEAD, NONE
 
 Optional = Tensor | None
 KINDS = {1: CONSTANT.value, 3: HEAD.value, 4: CHANNEL.value}  # of gates, by dimensions
+SHORT = 32  # tokens of a row that has kernels of its own, with a chunk no longer than the row
 CHUNK = 64
 LONG = 128
 # The longest chunks forward and backward, in bfloat16, but for gates a channel: fewer states to write and to read.
@@ -168,7 +169,8 @@ class Call:
         if log_decay is not None:
             g, gate = log_decay.contiguous(), KINDS[log_decay.dim()]
         most = LONGEST[backward] if q.dtype == torch.bfloat16 and gate != CHANNEL.value else CHUNK
-        size = min(most, max(16, next_power_of_2(min(chunk_size or most, length))))
+        size = chunk_size or most
+        size = min(most, max(16, next_power_of_2(size if length > SHORT else min(size, length))))
         if cu_seqlens is None:
             return cls(q, k, v, g, gate, size, batch * cdiv(length, size), batch, q, q, None)
         pack = Table.of(cu_seqlens, length, size)
