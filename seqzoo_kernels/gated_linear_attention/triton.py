@@ -19,21 +19,10 @@ from .tiles import CHANNEL, CONSTANT, HEAD, NONE
 
 Optional = Tensor | None
 KINDS = {1: CONSTANT.value, 3: HEAD.value, 4: CHANNEL.value}  # of gates, by dimensions
-SHORT = 32  # tokens of a row that has kernels of its own, with a chunk no longer than the row
 CHUNK = 64
-LONG = 128
-# The longest chunks forward and backward, in bfloat16, but for gates a channel: fewer states to write and to read.
-LONGEST = (LONG, LONG)
-# Key and value channels of a tile, warps and stages of each kernel, by the bytes of an input's element, and for long chunks.
+# Key and value channels of a tile, warps and stages of each kernel, by the bytes of an input's element.
 # The fastest that were measured on an H200.
 TILES = {
-    LONG: {
-        "states": (64, 128, 4, 2),
-        "outputs": (64, 128, 8, 1),
-        "d_states": (64, 128, 4, 2),
-        "d_values": (128, 64, 8, 1),
-        "d_keys": (64, 128, 8, 1),
-    },
     2: {
         "states": (64, 128, 4, 3),
         "outputs": (64, 128, 4, 2),
@@ -50,7 +39,7 @@ TILES = {
     },
 }
 PROGRAMS = 128  # fewer leave much of a GPU idle
-LEAST = 2048  # tokens of a part of a row
+LEAST = 32  # chunks of a part of a row
 STATE = 8192  # numbers of a state that a program of the recurrent mode holds
 
 
@@ -94,7 +83,7 @@ def backward(
     chunk_size: int,
 ) -> tuple[Optional, ...]:
     """The states are computed again rather than kept."""
-    call = Call.of(q, k, v, log_decay, cu_seqlens, chunk_size, backward=True)
+    call = Call.of(q, k, v, log_decay, cu_seqlens, chunk_size)
     state = None if initial_state is None else initial_state.float().contiguous()
     do = grad_out.contiguous()
     states, sums = _states(call, state, torch.empty_like(final))
@@ -154,23 +143,15 @@ class Call:
 
     @classmethod
     def of(
-        cls,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_decay: Optional,
-        cu_seqlens: Optional,
-        chunk_size: int,
-        backward: bool = False,
+        cls, q: Tensor, k: Tensor, v: Tensor, log_decay: Optional, cu_seqlens: Optional, chunk_size: int
     ) -> "Call":
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         batch, length = q.shape[:2]
+        size = min(max(16, next_power_of_2(chunk_size or CHUNK)), CHUNK)
+        size = min(size, max(16, next_power_of_2(length)))
         g, gate = q, NONE.value
         if log_decay is not None:
             g, gate = log_decay.contiguous(), KINDS[log_decay.dim()]
-        most = LONGEST[backward] if q.dtype == torch.bfloat16 and gate != CHANNEL.value else CHUNK
-        size = chunk_size or most
-        size = min(most, max(16, next_power_of_2(size if length > SHORT else min(size, length))))
         if cu_seqlens is None:
             return cls(q, k, v, g, gate, size, batch * cdiv(length, size), batch, q, q, None)
         pack = Table.of(cu_seqlens, length, size)
@@ -199,18 +180,14 @@ class Call:
     def state_shape(self) -> tuple[int, int, int]:
         return self.groups, self.K, self.V
 
-    @property
-    def tiles(self) -> dict[str, tuple[int, int, int, int]]:
-        return TILES[LONG if self.size > CHUNK else self.q.element_size()]
-
     @functools.cached_property
     def parts(self) -> int:
         """Of each row, gone through side by side after a first pass to their ends, which pays with three of them."""
-        BK, BV, _, _ = self.tiles["states"]
+        BK, BV, _, _ = TILES[self.q.element_size()]["states"]
         programs = self.rows * self.groups * cdiv(self.K, BK) * cdiv(self.V, BV)
         if self.cu is not None or not programs:
             return 1
-        parts = min(2 * PROGRAMS // programs, self.count // self.rows * self.size // LEAST)
+        parts = min(2 * PROGRAMS // programs, self.count // self.rows // LEAST)
         return parts if parts > 2 else 1
 
     def new(self, like: Tensor, shape: Any, width: int | None = None) -> Tensor:
@@ -220,7 +197,7 @@ class Call:
 
 
 def _tile(call: Call, name: str) -> tuple[int, int, int, int]:
-    BK, BV, warps, stages = call.tiles[name]
+    BK, BV, warps, stages = TILES[call.q.element_size()][name]
     fit = lambda block, size: min(block, max(16, next_power_of_2(size)))  # noqa: E731
     BK, BV = fit(BK, call.K), fit(BV, call.V)
     # Few rows take narrower parts of a state, for these kernels go through all tokens one by one.
